@@ -1,0 +1,1 @@
+"""Programs that show the product at work: `demo` is the one to run first."""
