@@ -1,4 +1,4 @@
-"""The producer's error tree and the one form of a refusal: what was wrong, where, and under which of the contract's codes.
+"""The producer's error tree and the one form of a refusal: what was wrong, where, under which of the contract's codes.
 
 Worker and producer share these: the body that stands in Redis for a job that was not answered is `ErrorBody.to_json()`.
 Nothing here repeats a request's text beyond short, escaped names.
@@ -180,7 +180,8 @@ def place(parts: Sequence[str | int]) -> str:
 def _place_part(part: str | int) -> str:
     if isinstance(part, int):
         return str(part)
-    plain = 0 < len(part) <= MAX_SHOWN_CHARACTERS and part.isprintable() and not set(part) & set('."\\ ')
+    plain = 0 < len(part) <= MAX_SHOWN_CHARACTERS and part.isprintable() and part == part.strip()
+    plain = plain and not set(part) & set('."\\')
     return part if plain else shown(part)
 
 
