@@ -1,0 +1,112 @@
+"""The vision encoder: patches of one picture in, one row a token of the language model out.
+
+The architecture is the vision encoder of Qwen3.5 (after Qwen2-VL, arXiv 2409.12191): pre-norm blocks with 2-D rotary
+attention, then a merger of 2 x 2 patches. The LoRA branches stay apart, in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from engine.config import LAYER_NORM_EPS, VisionConfig
+from kernels.attention import full_attention
+from kernels.linear import linear
+from kernels.lora import LowRank, lora_linear
+from kernels.norms import add_layer_norm, layer_norm
+from kernels.patches import interpolate_table, patch_places
+from kernels.rotary import Table, split_rotate_vision, vision_table
+
+Tensor = torch.Tensor
+
+
+class Affine(NamedTuple):
+    """A weight and its bias, model dtype."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+class AdaptedAffine(NamedTuple):
+    """A weight, its bias and the float32 low-rank branch beside them."""
+
+    weight: Tensor
+    bias: Tensor
+    lora: LowRank
+
+
+@dataclass(frozen=True)
+class VisionBlock:
+    """One block's tensors. `qkv` is `[3 * D, D]`, `fc1` `[F, D]`, `fc2` `[D, F]`; norms are `[D]`."""
+
+    norm1: Affine
+    qkv: Affine
+    proj: Affine
+    norm2: Affine
+    fc1: AdaptedAffine
+    fc2: AdaptedAffine
+
+
+@dataclass(frozen=True)
+class Merger:
+    """The norm of single patches, and the two layers over each `merged_patches` of them, side by side."""
+
+    norm: Affine
+    fc1: AdaptedAffine
+    fc2: AdaptedAffine
+
+
+@dataclass(frozen=True)
+class VisionEncoder:
+    """The whole encoder.
+
+    `patch` is the patch projection `[D, patch_values]`; `positions` the learned table `[side * side, D]`; `frequencies`
+    the rotary embedding's, `[head_dim / 4]` float32.
+    """
+
+    config: VisionConfig
+    patch: Affine
+    positions: Tensor
+    frequencies: Tensor
+    blocks: tuple[VisionBlock, ...]
+    merger: Merger
+
+    def __call__(self, pixel_values: Tensor, grid: tuple[int, int, int]) -> Tensor:
+        """Encode one picture.
+
+        Args:
+            pixel_values: `[N, patch_values]`, float32 or the model dtype, of `kernels.patches.pack_patches`.
+            grid: `(1, rows, columns)` in patches; N is their product.
+
+        Returns:
+            `[N / merged_patches, out_hidden_size]`, model dtype: a row for each of the image's tokens, in order.
+        """
+        frames, rows, columns = grid
+        assert frames == 1 and pixel_values.shape == (rows * columns, self.config.patch_values), (
+            grid,
+            pixel_values.shape,
+        )
+        at_row, at_column = patch_places(rows, columns, self.config.spatial_merge_size, pixel_values.device)
+        # The product is rounded before its bias is added, as the reference's convolution does it.
+        hidden = linear(pixel_values.to(self.patch.weight.dtype), self.patch.weight) + self.patch.bias
+        hidden = hidden + interpolate_table(self.positions, at_row, at_column, rows, columns)
+        table = vision_table(at_row, at_column, self.frequencies)
+        return self._merge(self._run_blocks(hidden, table))
+
+    def _run_blocks(self, hidden: Tensor, table: Table) -> Tensor:
+        """All blocks over `[N, D]`; the last block's rows come back normalised for the merger."""
+        norms = [*(block.norm1 for block in self.blocks), self.merger.norm]
+        normed = layer_norm(hidden, *norms[0], LAYER_NORM_EPS)
+        for block, next_norm in zip(self.blocks, norms[1:], strict=True):
+            q, k, v = split_rotate_vision(linear(normed, *block.qkv), table, self.config.num_heads)
+            attended = linear(full_attention(q, k, v), *block.proj)
+            hidden, normed = add_layer_norm(hidden, attended, *block.norm2, LAYER_NORM_EPS)
+            wide = lora_linear(normed, *block.fc1, activation="gelu_tanh")
+            hidden, normed = add_layer_norm(hidden, lora_linear(wide, *block.fc2), *next_norm, LAYER_NORM_EPS)
+        return normed
+
+    def _merge(self, normed: Tensor) -> Tensor:
+        merged = normed.view(-1, self.config.merged_size)
+        return lora_linear(lora_linear(merged, *self.merger.fc1, activation="gelu"), *self.merger.fc2)
