@@ -14,22 +14,18 @@ from typing import NamedTuple, TypeAlias
 import msgpack  # type: ignore[import-untyped]
 
 from producer.errors import Code, Fault, RequestRefused, place
+from producer.limits import MAX_NESTING, MAX_PAYLOAD_BYTES, MAX_VALUES
 
-MAX_PAYLOAD_BYTES = 8 * 2**20
-MAX_NESTING = 127
-# Twice what fits into a request that keeps the contract's limits. The bound keeps 8 MiB of one-byte empty arrays from
-# becoming half a gigabyte of Python objects.
-MAX_VALUES = 262_144
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1
 
 Place: TypeAlias = tuple[str | int, ...]
 
 
-class Unpacked(NamedTuple):
-    """What a payload holds, with the faults that did not keep it from being read.
+class Checked(NamedTuple):
+    """A value and what the wire does not carry of it.
 
-    In `value` every map is a `dict` with text keys (of a repeated key, the last value stands). `unreadable` are the
-    places whose values have no meaning (an extension, NaN, broken text): a caller need not judge them again.
+    `unreadable` are the places whose values have no meaning (an extension, NaN, broken text): a caller need not judge
+    them again.
     """
 
     value: object
@@ -55,8 +51,8 @@ class _TooManyValues(Exception):
     pass
 
 
-def unpack(payload: bytes) -> Unpacked:
-    """Read one msgpack value.
+def unpack(payload: bytes) -> Checked:
+    """Read one msgpack value. Maps become `dict`s with text keys; of a repeated key, the last value stands.
 
     Raises:
         RequestRefused: `payload_too_large` (over 8 MiB, or over 262,144 values), `malformed_payload` (not msgpack, cut
@@ -64,12 +60,7 @@ def unpack(payload: bytes) -> Unpacked:
     """
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise _too_large(len(payload))
-    value = _read(payload)
-    check = _Check()
-    check.visit(value, ())
-    if check.too_deep:
-        raise RequestRefused(check.faults)
-    return Unpacked(value, tuple(check.faults), frozenset(check.unreadable))
+    return check(_read(payload))
 
 
 def pack(value: object) -> bytes:
@@ -79,18 +70,30 @@ def pack(value: object) -> bytes:
         RequestRefused: `malformed_payload` for whatever the wire does not carry (sets, dates, NaN, lone surrogates,
             keys that are not text, integers over 64 bits, nesting over 127), each with its place; `payload_too_large`.
     """
-    check = _Check()
-    try:
-        check.visit(value, ())
-    except _TooManyValues:
-        check.faults.append(_too_many_values())
-    if check.faults:
-        raise RequestRefused(check.faults)
+    faults = check(value).faults
+    if faults:
+        raise RequestRefused(faults)
     payload = msgpack.packb(value)
     assert isinstance(payload, bytes)
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise _too_large(len(payload))
     return payload
+
+
+def check(value: object) -> Checked:
+    """Find everything in a value that the wire does not carry.
+
+    Raises:
+        RequestRefused: what is nested over 127 deep, or has over 262,144 values, is not looked at further.
+    """
+    walk = _Walk()
+    try:
+        walk.visit(value, ())
+    except _TooManyValues:
+        raise RequestRefused([*walk.faults, _too_many_values()]) from None
+    if walk.too_deep:
+        raise RequestRefused(walk.faults)
+    return Checked(value, tuple(walk.faults), frozenset(walk.unreadable))
 
 
 def kind_of(value: object) -> str:
@@ -143,7 +146,7 @@ def _read(payload: bytes) -> object:
         value: object = msgpack.unpackb(
             payload,
             raw=False,
-            unicode_errors="surrogateescape",  # the check finds the surrogates, and so their place
+            unicode_errors="surrogateescape",  # the walk finds the surrogates, and so their place
             strict_map_key=False,
             list_hook=array,
             object_pairs_hook=mapping,
@@ -172,7 +175,7 @@ def _map_of(pairs: list[tuple[object, object]]) -> dict[str, object]:
     return faulty
 
 
-class _Check:
+class _Walk:
     """Walks a value and collects what the wire does not carry."""
 
     def __init__(self) -> None:

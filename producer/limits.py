@@ -1,0 +1,18 @@
+"""Every limit of the contract (section 1), once. The image's sides and the prompt's tokens are the engine's."""
+
+from __future__ import annotations
+
+MAX_PAYLOAD_BYTES = 8 * 2**20
+MAX_IMAGE_BYTES = 4 * 2**20
+# Arrays and maps in one another, the outermost map counted.
+MAX_NESTING = 127
+# Twice what fits into a request that keeps the other limits. It keeps 8 MiB of one-byte empty arrays from becoming half
+# a gigabyte of Python objects.
+MAX_VALUES = 262_144
+
+MAX_QUESTIONS = 8
+MAX_OPTIONS = 26
+# Of a question's name, and of an option's key.
+MAX_NAME_CHARACTERS = 256
+# Of a question's goal and escaped labels together.
+MAX_QUESTION_CHARACTERS = 16_384
