@@ -1,8 +1,8 @@
 """The language model: a packed pass over token rows, with states in and out.
 
 The architecture is the language model of Qwen3.5: every layer mixes tokens, by the gated delta rule or by full
-attention, then applies a SwiGLU MLP, each after a norm and added to the residual stream. Linear layers run over all rows
-of a pass; only convolution, delta rule and attention know its segments.
+attention, then applies a SwiGLU MLP, each after a norm and added to the residual stream. Linear layers run over all
+rows of a pass; only convolution, delta rule and attention know its segments.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class Layer:
 class LayerOutput(NamedTuple):
     """What a pass has after a layer.
 
-    `hidden` is the residual stream `[T, D]`; `normed` the same rows under the next layer's norm, or the final norm after
-    the last layer; `state` the layer's state at the prefix's end.
+    `hidden` is the residual stream `[T, D]`; `normed` the same rows under the next layer's norm, or the final norm
+    after the last layer; `state` the layer's state at the prefix's end.
     """
 
     hidden: Tensor

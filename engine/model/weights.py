@@ -1,8 +1,9 @@
 """Loading a checkpoint's published layout into the model: nothing missing, nothing left over.
 
 Three sources: the base (vision tensors only), the adapter (the vision's LoRA pairs, kept in float32) and the export
-(the language model with its LoRA merged). The builders name every tensor once. They run first without data, so that the
-files' headers show all faults before anything is loaded, then over the files. Layers that read the same rows are stacked.
+(the language model with its LoRA merged). The builders name every tensor once. They run first without data, so that
+the files' headers show all faults before anything is loaded, then over the files. Layers that read the same rows are
+stacked.
 """
 
 from __future__ import annotations
