@@ -23,8 +23,7 @@ DATA_URL_PREFIXES: Mapping[str, str] = {
     f"data:{media_type};base64,": media_type for media_type in ("image/png", "image/jpeg")
 }
 
-# The type of the one pydantic error that carries a field's findings; a hostile field has 100,000, and a pydantic error
-# for each of them would take seconds.
+# The type of the one pydantic error that carries a field's findings: a pydantic error for each would be slow.
 FINDINGS = "findings"
 
 
@@ -74,7 +73,7 @@ def options(most: int, advice: str) -> PlainValidator:
 
 
 def entries(what: str, most: int, advice: str) -> WrapValidator:
-    """A map with 1 to `most` entries whose keys are names; the first 256 values are validated."""
+    """A map with 1 to `most` entries whose keys are names; no more values are validated than faults are named."""
 
     def validate(value: object, handler: ValidatorFunctionWrapHandler) -> Any:
         if not isinstance(value, dict):
@@ -109,7 +108,7 @@ def image() -> PlainValidator:
 
 def validated(value: object, handler: ValidatorFunctionWrapHandler, findings: Iterable[Finding]) -> Any:
     """Validate, and raise these findings together with what the validation finds, so that neither hides the other."""
-    found = list(findings)
+    found = _first(findings)
     errors: list[InitErrorDetails] = [InitErrorDetails(type=_carrier(found), loc=(), input=None)] if found else []
     result = None
     try:
@@ -130,11 +129,15 @@ def _plain(findings: Callable[[object], Iterable[Finding]]) -> PlainValidator:
     """The value itself, unless it has findings."""
 
     def check(value: object) -> object:
-        if found := list(findings(value)):
+        if found := _first(findings(value)):
             _raise(found)
         return value
 
     return PlainValidator(check)
+
+
+def _first(findings: Iterable[Finding]) -> list[Finding]:
+    return list(islice(findings, MAX_NAMED_FAULTS + 1))  # one more says that there are more
 
 
 def _raise(findings: list[Finding]) -> NoReturn:

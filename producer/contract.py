@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
@@ -116,14 +117,14 @@ def build_payload(image: bytes | str, questions: Mapping[str, object]) -> bytes:
 
 
 def _judged(checked: wire.Checked) -> Request:
-    faults = list(checked.faults)
+    details: list[ErrorDetails] = []
     try:
         request = Request.model_validate(checked.value)
     except ValidationError as error:
-        found = [fault for details in error.errors(include_url=False) for fault in _faults(details)]
-        faults += [fault for fault in found if fault.loc not in checked.unreadable]
-    if faults:
-        raise RequestRefused(faults)  # outside the `except`: pydantic's error carries the input
+        details = error.errors(include_url=False)
+    if details or checked.faults:  # outside the `except`: pydantic's error carries the input
+        found = (fault for error in details for fault in _faults(error) if fault.loc not in checked.unreadable)
+        raise RequestRefused(chain(checked.faults, found))
     return request
 
 

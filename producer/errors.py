@@ -10,9 +10,10 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import ClassVar, NamedTuple
 
-# A hostile request can hold 100,000 faults; this many are named, the rest are counted.
+# A hostile request can hold 100,000 faults; this many are named, and that there are more.
 MAX_NAMED_FAULTS = 256
 MAX_SHOWN_CHARACTERS = 64
 MAX_SHOWN_PLACE_PARTS = 12
@@ -69,13 +70,17 @@ class ErrorBody:
 
         `code` is the code that all of them share, `invalid_request` where they differ.
         """
-        found = tuple(faults)
+        found = tuple(islice(faults, MAX_NAMED_FAULTS + 1))
         assert found, "a refusal names at least one fault"
         codes = {fault.code for fault in found}
         code = str(codes.pop()) if len(codes) == 1 else str(Code.INVALID_REQUEST)
         first = f"{found[0].loc}: {found[0].msg}"
-        detail = first if len(found) == 1 else f"{len(found):,} faults; the first: {first}"
-        return cls(code, detail, _bounded(found, code))
+        if len(found) == 1:
+            return cls(code, first, found)
+        if len(found) <= MAX_NAMED_FAULTS:
+            return cls(code, f"{len(found)} faults; the first: {first}", found)
+        more = Fault(place(()), f"there are more faults than these {MAX_NAMED_FAULTS}; mend them first", code)
+        return cls(code, f"over {MAX_NAMED_FAULTS} faults; the first: {first}", (*found[:MAX_NAMED_FAULTS], more))
 
     def to_json(self) -> str:
         """The body as JSON text, in the contract's form."""
@@ -183,10 +188,3 @@ def _place_part(part: str | int) -> str:
     plain = 0 < len(part) <= MAX_SHOWN_CHARACTERS and part.isprintable() and part == part.strip()
     plain = plain and not set(part) & set('."\\')
     return part if plain else shown(part)
-
-
-def _bounded(faults: tuple[Fault, ...], code: str) -> tuple[Fault, ...]:
-    if len(faults) <= MAX_NAMED_FAULTS:
-        return faults
-    rest = len(faults) - MAX_NAMED_FAULTS
-    return (*faults[:MAX_NAMED_FAULTS], Fault("payload", f"{rest:,} more faults were found; mend these first", code))
