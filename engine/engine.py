@@ -1,0 +1,187 @@
+"""Read this first: one request's way through the engine.
+
+`Engine.decide` is the main line: prepare -> encode the image -> prefill -> read out. The image is encoded once a request;
+the system text and the image run through the language model once, and every question's own tokens continue from there in
+the same packed pass. It knows no queue: bytes and questions in, probabilities out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine import image as images
+from engine.checkpoint import CheckpointPaths, Identity, verify_checkpoint
+from engine.checkpoint.report import Report, silent
+from engine.errors import Fault, Refusal
+from engine.model import Model, Segments, letter_logits, letter_probabilities, load_model
+from engine.prompt import MAX_PROMPT_TOKENS, PromptEncoder, Question, positions, too_long
+from kernels.delta_rule import CHUNK_TOKENS
+from kernels.patches import pack_patches
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where a decision's time went, in milliseconds: CPU preparation, vision encoder, language model with read-out."""
+
+    prepare_ms: float
+    vision_ms: float
+    language_ms: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A request's outcome: for each question, in order, the probability of each of its options, in order.
+
+    `input_tokens` sums every question's whole prompt.
+    """
+
+    probabilities: tuple[tuple[float, ...], ...]
+    input_tokens: int
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request ready for the model, on the CPU.
+
+    `pixels` is `uint8 [H, W, 3]`, `grid` `(1, rows, columns)` in patches. `ids` `[T]` int64 packs the shared prefix and
+    then each question's suffix, as `segments` says; `positions` is `[3, T]` int64. `image_tokens` `[T]` int64 says which
+    of the image's tokens stands in a row, -1 for text. `options` counts each question's letters.
+    """
+
+    pixels: torch.Tensor
+    grid: tuple[int, int, int]
+    ids: torch.Tensor
+    positions: torch.Tensor
+    image_tokens: torch.Tensor
+    segments: Segments
+    options: tuple[int, ...]
+    input_tokens: int
+
+
+class Engine:
+    """One loaded checkpoint on one device. Decisions are made one at a time; `prepare` may run beside them."""
+
+    def __init__(self, model: Model, encoder: PromptEncoder, identity: Identity, device: torch.device) -> None:
+        self.identity = identity
+        self.device = device
+        self._model = model
+        self._encoder = encoder
+        self._letter_rows = model.language.letter_rows(encoder.letter_ids)
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: CheckpointPaths,
+        *,
+        device: torch.device | str,
+        dtype: torch.dtype = torch.bfloat16,
+        report: Report = silent,
+    ) -> Engine:
+        """Verify every byte of a checkpoint, load it, and look once more that nothing was swapped in between.
+
+        Args:
+            checkpoint: its folders (`open_checkpoint`).
+            device: `cpu` or `cuda:<index>`.
+            dtype: the model dtype: bfloat16, or float32 as a reference.
+            report: told the phase and its progress in bytes.
+
+        Raises:
+            CheckpointError: anything missing, left over, changed or not of this layout.
+        """
+        device = torch.device(device)
+        verified = verify_checkpoint(checkpoint, report)
+        model = load_model(
+            checkpoint.base, checkpoint.adapter, checkpoint.export, device=device, dtype=dtype, report=report
+        )
+        encoder = PromptEncoder.from_file(checkpoint.tokenizer)
+        verified.recheck()
+        return cls(model, encoder, verified.identity, device)
+
+    @torch.inference_mode()
+    def decide(self, image: bytes, questions: Sequence[Question], *, media_type: str | None = None) -> Decision:
+        """Each question's probabilities over its options, for one screenshot.
+
+        Args:
+            image: a PNG or JPEG file's bytes.
+            questions: at least one.
+            media_type: the label of the data URL that the image came in, if it did.
+
+        Raises:
+            Refusal: the image or a prompt is not allowed; every fault found is named.
+        """
+        laps_s = [time.perf_counter()]
+        prepared = self.prepare(image, questions, media_type)
+        laps_s.append(time.perf_counter())
+        features = self._encode(prepared)
+        laps_s.append(time.perf_counter())
+        probabilities = self._read_out(self._prefill(prepared, features), prepared.options)
+        laps_s.append(time.perf_counter())
+        spans_ms = [(end - start) * 1e3 for start, end in zip(laps_s, laps_s[1:], strict=False)]
+        return Decision(probabilities, prepared.input_tokens, Timings(*spans_ms))
+
+    def check_image(self, image: bytes, media_type: str | None = None) -> tuple[Fault, ...]:
+        """Every fault that the image file's header shows, without decoding it."""
+        return images.check_image(image, media_type)
+
+    def prepare(self, image: bytes, questions: Sequence[Question], media_type: str | None = None) -> Prepared:
+        """The CPU's part: decode, resize, tokens, positions. Touches neither the model nor the device.
+
+        Raises:
+            Refusal: as `decide`.
+        """
+        assert questions, "a request has at least one question"
+        pixels = images.resize(images.decode(image, media_type))
+        rows, columns = (side // images.SIDE_MULTIPLE_PIXELS for side in pixels.shape[:2])
+        head = [*self._encoder.head_ids, *[self._encoder.image_pad_id] * (rows * columns)]
+        tails = [self._encoder.tail_ids(question) for question in questions]
+        prompt_tokens = [len(head) + len(tail) for tail in tails]
+        _refuse_long_prompts(questions, prompt_tokens)
+
+        # A prefix that ends with a whole chunk of the delta rule is scanned in the same chunks as an uncut prompt; the
+        # few image tokens after it go with every suffix.
+        cut = len(head) // CHUNK_TOKENS * CHUNK_TOKENS
+        parts = [torch.tensor([*head[cut:], *tail]) for tail in tails]
+        ids = torch.cat([torch.tensor(head[:cut], dtype=torch.int64), *parts])
+        axes = positions(len(self._encoder.head_ids), (rows, columns), max(map(len, tails)))
+        places = torch.cat([torch.arange(cut), *(torch.arange(cut, cut + len(part)) for part in parts)])
+        return Prepared(
+            pixels=pixels,
+            grid=(1, 2 * rows, 2 * columns),
+            ids=ids,
+            positions=axes[:, places],
+            image_tokens=torch.where(ids == self._encoder.image_pad_id, places - len(self._encoder.head_ids), -1),
+            segments=Segments(cut, tuple(map(len, parts))),
+            options=tuple(len(question.labels) for question in questions),
+            input_tokens=sum(prompt_tokens),
+        )
+
+    def _encode(self, prepared: Prepared) -> torch.Tensor:
+        """The image's rows for the language model, `[image tokens, D]`, model dtype."""
+        return self._model.vision(pack_patches(prepared.pixels.to(self.device)), prepared.grid)
+
+    def _prefill(self, prepared: Prepared, features: torch.Tensor) -> torch.Tensor:
+        """Every question's last row, `[K, D]`, model dtype."""
+        image_tokens = prepared.image_tokens.to(self.device)
+        text = self._model.language.embed(prepared.ids.to(self.device))
+        hidden = torch.where(image_tokens[:, None] >= 0, features[image_tokens.clamp(min=0)], text)
+        last, _ = self._model.language.prefill(hidden, prepared.positions.to(self.device), prepared.segments)
+        return last
+
+    def _read_out(self, last: torch.Tensor, options: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
+        rows = letter_probabilities(letter_logits(last, self._letter_rows), options).tolist()
+        return tuple(tuple(row[:count]) for row, count in zip(rows, options, strict=True))
+
+
+def _refuse_long_prompts(questions: Sequence[Question], prompt_tokens: Sequence[int]) -> None:
+    faults = tuple(
+        Fault(f"questions.{question.name}", too_long(question, tokens), "prompt_too_long")
+        for question, tokens in zip(questions, prompt_tokens, strict=True)
+        if tokens > MAX_PROMPT_TOKENS
+    )
+    if faults:
+        raise Refusal(faults)
