@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgpack  # type: ignore[import-untyped]
 
-from producer.errors import Code, Fault, RequestRefused, place
+from producer.errors import MAX_NAMED_FAULTS, Code, Fault, RequestRefused, place
 from producer.limits import MAX_NESTING, MAX_PAYLOAD_BYTES, MAX_VALUES
 
 MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1
@@ -189,8 +189,7 @@ class _Walk:
         if isinstance(value, dict | list | tuple):
             self._visit_container(value, where, depth)
         elif (sentence := _scalar_fault(value)) is not None:
-            self._add(where, sentence)
-            self.unreadable.add(place(where))
+            self._add(where, sentence, unreadable=True)
 
     def _visit_container(
         self, value: dict[object, object] | list[object] | tuple[object, ...], where: Place, depth: int
@@ -219,8 +218,13 @@ class _Walk:
         for other in value.other_keys:
             self._add(where, _key_fault(other))
 
-    def _add(self, where: Place, sentence: str) -> None:
-        self.faults.append(Fault(place(where), sentence, Code.MALFORMED_PAYLOAD))
+    def _add(self, where: Place, sentence: str, *, unreadable: bool = False) -> None:
+        if len(self.faults) > MAX_NAMED_FAULTS:
+            return
+        fault = Fault(place(where), sentence, Code.MALFORMED_PAYLOAD)
+        self.faults.append(fault)
+        if unreadable:
+            self.unreadable.add(fault.loc)
 
 
 def _key_fault(key: object) -> str:
