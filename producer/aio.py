@@ -1,0 +1,123 @@
+"""The asyncio client: runs `protocol`'s steps over an asyncio Redis connection pool. `Client` is its blocking twin."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, Self
+
+import redis.asyncio as redis
+import redis.exceptions as redis_errors
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from producer.client import server_name
+from producer.keys import DEFAULT_PREFIX, DEFAULT_QUEUE, Keys
+from producer.protocol import (
+    CONNECT_TIMEOUT_S,
+    DEFAULT_DEADLINE_S,
+    DEFAULT_RESULT_TIMEOUT_S,
+    SOCKET_TIMEOUT_S,
+    Batch,
+    ImageInput,
+    Pause,
+    Protocol,
+    Questions,
+    Steps,
+    T,
+    outside_error,
+    payload_of,
+)
+from producer.result import Result
+from producer.scripts import Policy
+
+
+class AsyncClient:
+    """`Client`, awaited: the same arguments, results and errors. Safe to share between the tasks of one event loop."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        queue: str = DEFAULT_QUEUE,
+        prefix: str = DEFAULT_PREFIX,
+        max_waiting_jobs: int = 256,
+        max_waiting_bytes: int = 512 * 2**20,
+        result_ttl_s: int = 3600,
+    ) -> None:
+        self._protocol = Protocol(Keys(prefix, queue), Policy(result_ttl_s), max_waiting_jobs, max_waiting_bytes)
+        self._redis = redis.Redis.from_url(
+            url,
+            socket_timeout=SOCKET_TIMEOUT_S,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+
+    async def submit(
+        self,
+        image: ImageInput,
+        questions: Questions,
+        *,
+        job_id: str | None = None,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+    ) -> str:
+        """As `Client.submit`. A path is read and a PIL image encoded in this thread."""
+        job = await self._run(self._protocol.submit(payload_of(image, questions), job_id, deadline_s))
+        return job.job_id
+
+    async def result(self, job_id: str, timeout_s: float = DEFAULT_RESULT_TIMEOUT_S) -> Result:
+        """As `Client.result`."""
+        return await self._run(self._protocol.result(job_id, timeout_s))
+
+    async def decide(
+        self,
+        image: ImageInput,
+        questions: Questions,
+        *,
+        job_id: str | None = None,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        timeout_s: float | None = None,
+    ) -> Result:
+        """As `Client.decide`. Cancelling the task takes the job back, too."""
+        return await self._run(self._protocol.decide(payload_of(image, questions), job_id, deadline_s, timeout_s))
+
+    async def cancel(self, job_id: str) -> bool:
+        """As `Client.cancel`."""
+        return await self._run(self._protocol.cancel(job_id))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self, steps: Steps[T]) -> T:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    replies = await self._do(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(replies)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        except redis_errors.RedisError as error:
+            raise outside_error(error, server_name(self._redis.connection_pool.connection_kwargs)) from error
+
+    async def _do(self, step: Batch | Pause) -> list[Any]:
+        if isinstance(step, Pause):
+            await asyncio.sleep(step.seconds)
+            return []
+        async with self._redis.pipeline(transaction=step.is_atomic) as pipeline:
+            for command in step.commands:
+                pipeline.execute_command(*command)
+            return await pipeline.execute()

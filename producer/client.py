@@ -1,0 +1,166 @@
+"""The blocking client: runs `protocol`'s steps over a Redis connection pool. What is said stands there, not here."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+import redis
+import redis.exceptions as redis_errors
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from producer.keys import DEFAULT_PREFIX, DEFAULT_QUEUE, Keys
+from producer.protocol import (
+    CONNECT_TIMEOUT_S,
+    DEFAULT_DEADLINE_S,
+    DEFAULT_RESULT_TIMEOUT_S,
+    SOCKET_TIMEOUT_S,
+    Batch,
+    ImageInput,
+    Pause,
+    Protocol,
+    Questions,
+    Steps,
+    T,
+    outside_error,
+    payload_of,
+)
+from producer.result import Result
+from producer.scripts import Policy
+
+
+class Client:
+    """Submits screenshots with questions and waits for their answers. Safe to share between threads.
+
+    Args:
+        url: `redis://`, `rediss://` or `unix://`, as redis-py takes it.
+        queue: the queue's name.
+        prefix: what the product's keys begin with.
+        max_waiting_jobs, max_waiting_bytes: over either, a submission is refused with `QueueFull`.
+        result_ttl_s: how long the end of a job that no worker ended (cancelled, expired) is kept.
+
+    Raises of all methods:
+        ServerUnavailable: the server cannot be reached, or refuses this user.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        queue: str = DEFAULT_QUEUE,
+        prefix: str = DEFAULT_PREFIX,
+        max_waiting_jobs: int = 256,
+        max_waiting_bytes: int = 512 * 2**20,
+        result_ttl_s: int = 3600,
+    ) -> None:
+        self._protocol = Protocol(Keys(prefix, queue), Policy(result_ttl_s), max_waiting_jobs, max_waiting_bytes)
+        # The steps repeat what may be repeated; the library repeating on its own would only multiply the waits.
+        self._redis = redis.Redis.from_url(
+            url,
+            socket_timeout=SOCKET_TIMEOUT_S,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+
+    def submit(
+        self,
+        image: ImageInput,
+        questions: Questions,
+        *,
+        job_id: str | None = None,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+    ) -> str:
+        """Put a job on the queue and return its id. The same id with the same image and questions is the same job.
+
+        Args:
+            image: a PNG or JPEG file's bytes, a path to one, a data URL, or a PIL image.
+            questions: by name, maps with `instructions` and `criteria` (contract, section 1); `type` may be left out.
+            job_id: 1-64 letters, digits, `_` or `-`; None for a fresh one.
+            deadline_s: a job not taken within this many seconds ends as `expired`.
+
+        Raises:
+            RequestRefused: it breaks the contract; nothing was sent.
+            DuplicateId: the id belongs to a job with other bytes.
+            QueueFull: too much waits already; it says when to try again.
+        """
+        return self._run(self._protocol.submit(payload_of(image, questions), job_id, deadline_s)).job_id
+
+    def result(self, job_id: str, timeout_s: float = DEFAULT_RESULT_TIMEOUT_S) -> Result:
+        """Wait for a job's end. The wait blocks on the server.
+
+        Raises:
+            UnknownJob: there is neither a job nor a result under this id; raised at once.
+            ResultTimeout: no end within `timeout_s` seconds; the job goes on.
+            MalformedResult: what stands under the id is not a result.
+        """
+        return self._run(self._protocol.result(job_id, timeout_s))
+
+    def decide(
+        self,
+        image: ImageInput,
+        questions: Questions,
+        *,
+        job_id: str | None = None,
+        deadline_s: float = DEFAULT_DEADLINE_S,
+        timeout_s: float | None = None,
+    ) -> Result:
+        """Submit and wait: the arguments and errors of both. Giving up takes the job back.
+
+        `timeout_s` is `deadline_s` and half a minute when left out.
+        """
+        return self._run(self._protocol.decide(payload_of(image, questions), job_id, deadline_s, timeout_s))
+
+    def cancel(self, job_id: str) -> bool:
+        """Take a job back: True if it has ended as `cancelled` or will when the work in hand is over, False if it had
+        ended before.
+
+        Raises:
+            UnknownJob: there is no such job.
+        """
+        return self._run(self._protocol.cancel(job_id))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._redis.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, steps: Steps[T]) -> T:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    replies = self._do(step)
+                except BaseException as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(replies)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        except redis_errors.RedisError as error:
+            raise outside_error(error, server_name(self._redis.connection_pool.connection_kwargs)) from error
+
+    def _do(self, step: Batch | Pause) -> list[Any]:
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return []
+        with self._redis.pipeline(transaction=step.is_atomic) as pipeline:
+            for command in step.commands:
+                pipeline.execute_command(*command)  # type: ignore[no-untyped-call]
+            return pipeline.execute()
+
+
+def server_name(connection_kwargs: dict[str, Any]) -> str:
+    """Where a pool connects to, without user and password."""
+    if path := connection_kwargs.get("path"):
+        return str(path)
+    return f"{connection_kwargs.get('host', 'localhost')}:{connection_kwargs.get('port', 6379)}"

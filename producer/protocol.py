@@ -1,0 +1,292 @@
+"""What a client says to the server and makes of its replies, without saying it: `Client` and `AsyncClient` share this.
+
+Each operation is a generator that yields `Batch`es (commands to run) and `Pause`s and is sent the replies. Every batch
+may be repeated after a lost connection: a submission is recognised by its id and bytes, the rest only asks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import time
+import uuid
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import redis.exceptions as redis_errors
+from PIL import Image
+from redis.backoff import ExponentialWithJitterBackoff
+
+from producer.contract import QUESTION_TYPE, build_payload
+from producer.errors import (
+    Code,
+    DuplicateId,
+    Fault,
+    ProducerError,
+    QueueFull,
+    RequestRefused,
+    ResultTimeout,
+    ServerUnavailable,
+    UnknownJob,
+    shown,
+)
+from producer.keys import JOB_ID_PATTERN, Keys
+from producer.result import Result
+from producer.scripts import CANCEL, SETTLE, SUBMIT, Command, Policy, Script, call
+
+DEFAULT_DEADLINE_S = 60.0
+MAX_DEADLINE_S = 86_400.0
+DEFAULT_RESULT_TIMEOUT_S = 60.0
+# `decide` waits this much past the deadline: a job taken in its last moment is still answered.
+DECIDE_GRACE_S = 30.0
+# One blocking read lasts at most this long, so that a silent server is noticed; the socket's timeout lies above it.
+MAX_BLOCK_S = 10.0
+SOCKET_TIMEOUT_S = MAX_BLOCK_S + 5.0
+CONNECT_TIMEOUT_S = 5.0
+# How long submitting and cancelling try to reach the server. A wait for a result tries until its own timeout.
+RECONNECT_S = 5.0
+# The server's clock and ours run apart; asking this much later than told makes "not yet" rare.
+SETTLE_MARGIN_S = 0.02
+# A staged payload lives only inside its transaction; this is for a server that dies in it.
+STAGED_TTL_MS = 60_000
+# PNG encoding of an image given as pixels: level 1 is several times quicker than 6 for a few percent of size.
+PNG_COMPRESS_LEVEL = 1
+_PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
+_TRANSIENT = (redis_errors.ConnectionError, redis_errors.TimeoutError, redis_errors.ReadOnlyError)
+
+ImageInput: TypeAlias = bytes | bytearray | memoryview | str | PathLike[str] | Image.Image
+Questions: TypeAlias = Mapping[str, Mapping[str, object]]
+T = TypeVar("T")
+
+
+class Batch(NamedTuple):
+    """Commands for one round trip; their replies are sent back as a list. `is_atomic`: inside MULTI and EXEC."""
+
+    commands: tuple[Command, ...]
+    is_atomic: bool = False
+
+
+class Pause(NamedTuple):
+    """Wait; an empty list is sent back."""
+
+    seconds: float
+
+
+Steps: TypeAlias = Generator[Batch | Pause, list[Any], T]
+
+
+class Submitted(NamedTuple):
+    """A job that the server holds: `is_new` unless it was known already; `deadline_in_s` from now."""
+
+    job_id: str
+    is_new: bool
+    deadline_in_s: float
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The operations on one queue.
+
+    `max_waiting_jobs` and `max_waiting_bytes` bound what waits; a submission over either is refused with `QueueFull`.
+    """
+
+    keys: Keys = field(default_factory=Keys)
+    policy: Policy = field(default_factory=Policy)
+    max_waiting_jobs: int = 256
+    max_waiting_bytes: int = 512 * 2**20
+
+    def submit(self, payload: bytes, job_id: str | None, deadline_s: float) -> Steps[Submitted]:
+        """Put a payload on the queue, once however often it is repeated.
+
+        Raises:
+            DuplicateId, QueueFull, RequestRefused (a malformed id).
+        """
+        if not 0 < deadline_s <= MAX_DEADLINE_S:
+            raise ValueError(f"deadline_s is {deadline_s:g}: more than 0 and at most {MAX_DEADLINE_S:g} s are allowed")
+        job_id = uuid.uuid4().hex if job_id is None else checked_id(job_id)
+        batch = self._submission(payload, job_id, deadline_s)
+        try:
+            reply = (yield from _ask(batch, time.monotonic() + RECONNECT_S))[-1]
+        except redis_errors.OutOfMemoryError:
+            raise QueueFull("the server's memory is full", retry_after_s=1.0) from None
+        match reply[0]:
+            case b"queued" | b"same":
+                return Submitted(job_id, reply[0] == b"queued", reply[1] / 1000)
+            case b"duplicate":
+                raise DuplicateId(job_id)
+        detail = f"{reply[2]} jobs with {reply[3]:,} bytes wait on queue {self.keys.queue_name}"
+        raise QueueFull(detail, retry_after_s=reply[1] / 1000)
+
+    def result(self, job_id: str, timeout_s: float) -> Steps[Result]:
+        """Wait for a job's end.
+
+        Raises:
+            UnknownJob (at once), ResultTimeout, RequestRefused (a malformed id).
+        """
+        return self._wait(checked_id(job_id), timeout_s, block_s=0.0)
+
+    def decide(self, payload: bytes, job_id: str | None, deadline_s: float, timeout_s: float | None) -> Steps[Result]:
+        """Submit and wait. A wait given up takes the job back, unless somebody else had submitted it before."""
+        job = yield from self.submit(payload, job_id, deadline_s)
+        timeout_s = deadline_s + DECIDE_GRACE_S if timeout_s is None else timeout_s
+        try:
+            return (yield from self._wait(job.job_id, timeout_s, block_s=job.deadline_in_s + SETTLE_MARGIN_S))
+        except (GeneratorExit, redis_errors.RedisError):
+            raise
+        except BaseException:
+            if job.is_new:
+                yield Batch((self._script(CANCEL, job.job_id),))
+            raise
+
+    def cancel(self, job_id: str) -> Steps[bool]:
+        """Take a job back: True if it ended as cancelled or will, False if it had ended before.
+
+        Raises:
+            UnknownJob, RequestRefused (a malformed id).
+        """
+        batch = Batch((self._script(CANCEL, checked_id(job_id)),))
+        state = (yield from _ask(batch, time.monotonic() + RECONNECT_S))[0][0]
+        if state == b"unknown":
+            raise UnknownJob(job_id)
+        return bool(state != b"ended")
+
+    def _wait(self, job_id: str, timeout_s: float, block_s: float) -> Steps[Result]:
+        give_up_at = time.monotonic() + timeout_s
+        seen = b"0-0"
+        while True:
+            if block_s > 0:
+                block_s = min(block_s, give_up_at - time.monotonic(), MAX_BLOCK_S)
+                # The second command is answered when the first one wakes: one round trip for both.
+                entries, fields = yield from _ask(self._blocking_read(job_id, seen, block_s), give_up_at)
+                seen = _last_entry_id(entries) or seen
+            else:
+                (state, wait_ms), fields = yield from _ask(self._settling(job_id), give_up_at)
+            if fields:
+                return Result.from_hash(job_id, fields)
+            if block_s <= 0:
+                if state == b"unknown":
+                    raise UnknownJob(job_id)
+                block_s = wait_ms / 1000 + SETTLE_MARGIN_S
+            else:
+                block_s = 0.0
+            if time.monotonic() >= give_up_at:
+                raise ResultTimeout(job_id, timeout_s)
+
+    def _submission(self, payload: bytes, job_id: str, deadline_s: float) -> Batch:
+        staged = self.keys.staged(uuid.uuid4().hex)
+        submit = self._script(
+            SUBMIT,
+            job_id,
+            hashlib.sha256(payload).hexdigest(),
+            len(payload),
+            max(1, round(deadline_s * 1000)),
+            staged,
+            self.max_waiting_jobs,
+            self.max_waiting_bytes,
+        )
+        return Batch((("SET", staged, payload, "PX", STAGED_TTL_MS), submit), is_atomic=True)
+
+    def _settling(self, job_id: str) -> Batch:
+        return Batch((self._script(SETTLE, job_id), ("HGETALL", self.keys.result(job_id))))
+
+    def _blocking_read(self, job_id: str, seen: bytes, block_s: float) -> Batch:
+        block_ms = max(1, round(block_s * 1000))
+        read = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self.keys.stream(job_id), seen)
+        return Batch((read, ("HGETALL", self.keys.result(job_id))))
+
+    def _script(self, script: Script, *args: str | int) -> Command:
+        return call(script, self.keys, self.policy, *args)
+
+
+def checked_id(job_id: str) -> str:
+    """The id, if it is one.
+
+    Raises:
+        RequestRefused: it is not 1-64 letters, digits, `_` or `-`.
+    """
+    if not isinstance(job_id, str) or not JOB_ID_PATTERN.fullmatch(job_id):
+        sentence = f"the id is {shown(str(job_id))}; 1-64 letters, digits, '_' or '-' are allowed"
+        raise RequestRefused([Fault("job_id", sentence, Code.INVALID_REQUEST)])
+    return job_id
+
+
+def payload_of(image: ImageInput, questions: Questions) -> bytes:
+    """A job's payload from what a caller has.
+
+    Args:
+        image: a PNG or JPEG file's bytes, a path to one, a data URL, or a PIL image (which is encoded as PNG).
+        questions: by name, maps with `instructions` and `criteria`; `type` may be left out.
+
+    Raises:
+        RequestRefused: the request breaks the contract; all its faults are named.
+        OSError: the file cannot be read.
+    """
+    is_map = isinstance(questions, Mapping)
+    return build_payload(_image_file(image), _with_types(questions) if is_map else questions)
+
+
+def outside_error(error: redis_errors.RedisError, where: str) -> ProducerError:
+    """What a caller is told when the server could not be asked; `where` names it without its password."""
+    if isinstance(error, redis_errors.AuthenticationError | redis_errors.NoPermissionError):
+        return ServerUnavailable(f"the Redis server at {where} refuses this user: {error}")
+    if isinstance(error, _TRANSIENT):
+        return ServerUnavailable(f"the Redis server at {where} cannot be reached: {error}; is it running?")
+    return ServerUnavailable(f"the Redis server at {where} refuses to serve: {error}")
+
+
+def _ask(batch: Batch, give_up_at: float) -> Steps[list[Any]]:
+    """Run a batch, again after a lost connection, until the time (on the monotonic clock) is up."""
+    backoff = ExponentialWithJitterBackoff(base=0.05, cap=2.0)
+    failures = 0
+    while True:
+        try:
+            return (yield batch)
+        except _TRANSIENT as error:
+            failures += 1
+            pause_s = backoff.compute(failures)
+            if isinstance(error, redis_errors.AuthenticationError) or time.monotonic() + pause_s > give_up_at:
+                raise
+        yield Pause(pause_s)
+
+
+def _last_entry_id(entries: Any) -> bytes | None:
+    """The id of the one entry that XREAD gave, in either protocol version's shape; None when it gave none."""
+    if not entries:
+        return None
+    streams = list(entries.values()) if isinstance(entries, dict) else [entry for _, entry in entries]
+    found = streams[0]
+    while isinstance(found, list):
+        if not found:
+            return None
+        found = found[0]
+    entry_id = found[0] if isinstance(found, tuple) else found
+    return entry_id if isinstance(entry_id, bytes) else None
+
+
+def _with_types(questions: Mapping[str, object]) -> Mapping[str, object]:
+    return {
+        name: {"type": QUESTION_TYPE, **question} if isinstance(question, Mapping) else question
+        for name, question in questions.items()
+    }
+
+
+def _image_file(image: ImageInput) -> bytes | str:
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, bytearray | memoryview):
+        return bytes(image)
+    if isinstance(image, Image.Image):
+        return _png(image)
+    if isinstance(image, str) and image.startswith("data:"):
+        return image
+    return Path(image).read_bytes()
+
+
+def _png(image: Image.Image) -> bytes:
+    drawable = image if image.mode in _PNG_MODES else image.convert("RGB")
+    buffer = io.BytesIO()
+    drawable.save(buffer, format="PNG", compress_level=PNG_COMPRESS_LEVEL)
+    return buffer.getvalue()

@@ -1,0 +1,276 @@
+"""The Lua scripts of the worker's side: take a job, end it, beat, tidy up, leave.
+
+Each may be sent again after a lost reply: a claim and a finish are recognised by their lease token, the others only
+repeat themselves. They share the producer's prelude, so a result is written in one place.
+"""
+
+from __future__ import annotations
+
+from producer.scripts import script
+
+# What `rq:job:<id>` may hold. Anything else (callbacks, dependencies, webhooks, meta, retries ...) refuses the job.
+JOB_FIELDS = (
+    "created_at enqueued_at started_at ended_at last_heartbeat origin status description timeout data worker_name "
+    "payload_sha256 payload_bytes enqueued_us deadline_us started_us attempts lease cancel"
+)
+# A lease that claims to last longer than this was forged.
+MAX_LEASE_S = 3600
+
+# Args: token, worker, worker key, RQ's worker key, lease s, most payload bytes, most entries to look at, suspended key.
+# Returns {notes, job}: `notes` are JSON log entries; `job` is {} or {id, attempts, queue ms, enqueued us, sha256};
+# {"again"} when the entries ran out before the queue did.
+CLAIM = script(
+    """
+local token, worker, worker_key, rq_worker_key, lease_s, max_bytes, budget, suspended = unpack(ARGV, 8)
+lease_s, max_bytes = tonumber(lease_s), tonumber(max_bytes)
+local KNOWN = {}
+for field in JOB_FIELDS:gmatch('%S+') do KNOWN[field] = true end
+own(worker_key, 'hash')
+own(rq_worker_key, 'hash')
+
+local function claimed(job)
+  local queue_ms = ms(job.started_us - job.enqueued_us)
+  return {notes, {job.id, whole(job.attempts), queue_ms, whole(job.enqueued_us), job.sha256}}
+end
+
+-- Why the record of a job is not one that a producer of ours wrote, or nil.
+local function forgery(id)
+  if redis.call('HLEN', JOB .. id) > 64 then return 'its record has too many fields' end
+  local strange = {}
+  for _, field in ipairs(redis.call('HKEYS', JOB .. id)) do
+    if not KNOWN[field] and redis.call('HSTRLEN', JOB .. id, field) > 0 then strange[#strange + 1] = plain(field) end
+  end
+  table.sort(strange)
+  if #strange > 0 then return 'forbidden fields in its record: ' .. table.concat(strange, ', ') end
+  if redis.call('HSTRLEN', JOB .. id, 'data') ~= #CALL or redis.call('HGET', JOB .. id, 'data') ~= CALL then
+    return 'its call is not worker.decide, the one that this queue runs'
+  end
+end
+
+local function refuse(job, code, detail)
+  job.forged = true
+  end_with(job, 'invalid', code, detail)
+end
+
+-- The job of a queue entry if it may be started; everything else is ended or dropped here.
+local function admit(id)
+  if not well_formed(id) then return note('dropped', id, {why = 'malformed id'}) end
+  redis.call('HDEL', WAITING, id)
+  if own(RESULT .. id, 'hash') then return note('dropped', id, {why = 'it already has a result'}) end
+  local kind = redis.call('TYPE', JOB .. id).ok
+  if kind == 'none' and redis.call('DEL', PAYLOAD .. id) == 0 then
+    return note('dropped', id, {why = 'no such job'})
+  end
+  local is_record = kind == 'hash'
+  local why = is_record and forgery(id) or nil
+  local job = is_record and read_job(id) or {id = id, status = '', sha256 = ''}
+  if not why and job.status == 'started' and redis.call('ZSCORE', LEASES, id .. ':' .. job.lease) then
+    return note('dropped', id, {why = 'it already runs'})
+  end
+  if not is_record then why = 'rq:job:' .. id .. ' is no record of a job' end
+  if not why and job.status ~= 'queued' then why = 'its status is not queued' end
+  if not why and not (job.enqueued_us and job.deadline_us and job.attempts) then
+    why = 'its times or attempts are not numbers'
+  end
+  if why then return refuse(job, 'malformed_payload', why .. '; submit with producer.Client') end
+  if job.attempts >= MAX_ATTEMPTS then
+    return end_with(job, 'failed', 'worker_lost', 'started ' .. whole(job.attempts) .. ' times; not tried again')
+  end
+  if has_passed(job) then return expire(job) end
+  if not own(PAYLOAD .. id, 'string') then
+    return refuse(job, 'malformed_payload', 'there is no payload under its key; submit again')
+  end
+  local bytes = redis.call('STRLEN', PAYLOAD .. id)
+  if bytes > max_bytes then
+    return refuse(job, 'payload_too_large', string.format('the payload has %d bytes, at most %d are allowed; '
+      .. 'send a smaller image', bytes, max_bytes))
+  end
+  return job
+end
+
+local function start(job)
+  job.attempts, job.started_us, job.lease = job.attempts + 1, NOW_US, token
+  local member = job.id .. ':' .. token
+  redis.call('ZADD', LEASES, NOW_S + lease_s, member)
+  redis.call('ZADD', WIP, '+inf', member)
+  redis.call('HSET', JOB .. job.id, 'status', 'started', 'attempts', whole(job.attempts), 'lease', token,
+    'started_us', whole(NOW_US), 'started_at', iso(NOW_US), 'worker_name', worker)
+  redis.call('HSET', worker_key, 'state', 'busy', 'job', job.id)
+  redis.call('HSET', rq_worker_key, 'state', 'busy', 'current_job', job.id)
+end
+
+-- Asked again after a lost reply: the job that this token already holds.
+for _, member in ipairs(redis.call('ZRANGE', LEASES, 0, -1)) do
+  if member:sub(-#token - 1) == ':' .. token then
+    local job = read_job(member:sub(1, -#token - 2))
+    if job and job.lease == token and job.started_us and job.enqueued_us and job.attempts then return claimed(job) end
+  end
+end
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '-inf', NOW_S, 'LIMIT', 0, 16)) do recover(member) end
+if redis.call('EXISTS', suspended) == 1 then return {notes, {}} end
+for _ = 1, tonumber(budget) do
+  local id = redis.call('LPOP', QUEUE)
+  if not id then
+    redis.call('DEL', WAKE)
+    return {notes, {}}
+  end
+  local job = admit(id)
+  if job then
+    start(job)
+    local left = redis.call('LLEN', QUEUE)
+    if left == 0 then redis.call('DEL', WAKE) else redis.call('LTRIM', WAKE, -left, -1) end
+    return claimed(job)
+  end
+end
+return {notes, {'again'}}
+""",
+    JOB_FIELDS=JOB_FIELDS,
+)
+
+# Args: id, token, worker, worker key, RQ's worker key, state afterwards, status, body, model, prepare ms, vision ms,
+# language ms, enqueued us, attempts, sha256, run ms. The last four are the worker's copies for a server that lost its
+# data meanwhile. Returns {"done", status, queue ms, total ms, next waiting id or ""} or {"lost"}.
+FINISH = script("""
+local id, token, worker, worker_key, rq_worker_key, state, status, body, model, prepare_ms, vision_ms, language_ms,
+  enqueued_us, attempts, sha256, run_ms = unpack(ARGV, 8)
+local member = id .. ':' .. token
+local record_exists = redis.call('TYPE', JOB .. id).ok ~= 'none'
+local job = read_job(id)
+local has_result = own(RESULT .. id, 'hash')
+own(worker_key, 'hash')
+own(rq_worker_key, 'hash')
+local is_mine = redis.call('ZREM', LEASES, member) == 1
+redis.call('ZREM', WIP, member)
+
+if redis.call('HGET', worker_key, 'job') == id then
+  redis.call('HSET', worker_key, 'state', state)
+  redis.call('HDEL', worker_key, 'job')
+  redis.call('HSET', rq_worker_key, 'state', 'idle')
+  redis.call('HDEL', rq_worker_key, 'current_job')
+end
+
+if has_result then
+  if not job or job.lease ~= token then return {'lost'} end
+  -- Asked again after a lost reply.
+  local written = redis.call('HMGET', RESULT .. id, 'status', 'queue_ms', 'total_ms')
+  return {'done', written[1] or '', written[2] or '', written[3] or '', redis.call('LINDEX', QUEUE, 0) or ''}
+end
+-- No trace of the job at all: the server lost its data, and this answer is the only one there can be.
+local is_orphan = not record_exists and not is_mine
+if not is_mine and not is_orphan then return {'lost'} end
+if not job then
+  job = {id = id, sha256 = sha256, enqueued_us = tonumber(enqueued_us), attempts = tonumber(attempts)}
+  job.started_us = NOW_US - tonumber(run_ms) * 1000
+  redis.call('HSET', JOB .. id, 'lease', token)
+end
+if job.cancel then
+  status, body = 'cancelled', refusal('cancelled', 'cancelled while running')
+end
+local queue_ms, total_ms = end_job(job, status, body, {worker = worker, model = model, prepare_ms = prepare_ms,
+  vision_ms = vision_ms, language_ms = language_ms})
+redis.call('HINCRBY', worker_key, 'jobs', 1)
+redis.call('HINCRBY', worker_key, 'jobs_' .. status, 1)
+redis.call('HINCRBY', rq_worker_key, status == 'failed' and 'failed_job_count' or 'successful_job_count', 1)
+redis.call('HINCRBYFLOAT', rq_worker_key, 'total_working_time', tonumber(run_ms) / 1000)
+local job_ms = tonumber(redis.call('HGET', RATE, 'job_ms') or '') or tonumber(run_ms)
+redis.call('HSET', RATE, 'job_ms', string.format('%.3f', 0.9 * job_ms + 0.1 * tonumber(run_ms)))
+redis.call('EXPIRE', RATE, RESULT_TTL_S)
+return {'done', status, queue_ms, total_ms, redis.call('LINDEX', QUEUE, 0) or ''}
+""")
+
+# Args: worker, worker key, RQ's worker key, RQ's workers, RQ's workers of the queue, id and token of the job in hand
+# ("" when none), lease s, ttl s, state ("" while serving: the server knows if it is busy), number of own fields, own
+# fields and values, RQ's fields and values. Returns {"held" | "lost" | "none", 1 if the job was cancelled else 0}.
+BEAT = script("""
+local worker, worker_key, rq_worker_key, rq_workers, rq_queue_workers, id, token, lease_s, ttl_s, state, count =
+  unpack(ARGV, 8)
+own(worker_key, 'hash')
+own(rq_worker_key, 'hash')
+own(rq_workers, 'set')
+own(rq_queue_workers, 'set')
+local ours, rqs = {}, {}
+for i = 19, 18 + tonumber(count) do ours[#ours + 1] = ARGV[i] end
+for i = 19 + tonumber(count), #ARGV do rqs[#rqs + 1] = ARGV[i] end
+
+local held, cancelled = 'none', 0
+if id ~= '' then
+  local member = id .. ':' .. token
+  held = 'lost'
+  if redis.call('ZSCORE', LEASES, member) then
+    held = 'held'
+    redis.call('ZADD', LEASES, 'XX', NOW_S + tonumber(lease_s), member)
+  end
+  if own(JOB .. id, 'hash') and redis.call('HEXISTS', JOB .. id, 'cancel') == 1 then cancelled = 1 end
+end
+
+local is_busy = redis.call('HEXISTS', worker_key, 'job') == 1
+if state == '' then state = is_busy and 'busy' or 'ready' end
+redis.call('HSET', worker_key, 'state', state, 'last_beat', iso(NOW_US), unpack(ours))
+redis.call('EXPIRE', worker_key, ttl_s)
+redis.call('ZADD', WORKERS, NOW_S, worker)
+redis.call('ZREMRANGEBYSCORE', WORKERS, '-inf', NOW_S - 10 * tonumber(ttl_s))
+local rq_state = ({ready = 'idle', draining = is_busy and 'busy' or 'idle'})[state] or state
+redis.call('HSET', rq_worker_key, 'state', rq_state, 'last_heartbeat', iso(NOW_US), unpack(rqs))
+redis.call('HSETNX', rq_worker_key, 'birth', iso(NOW_US))
+redis.call('EXPIRE', rq_worker_key, ttl_s)
+redis.call('SADD', rq_workers, rq_worker_key)
+redis.call('SADD', rq_queue_workers, rq_worker_key)
+return {held, cancelled}
+""")
+
+# Args: the most entries of each kind to look at, RQ's workers, RQ's workers of the queue. Drops what has ended or is
+# malformed; a job that runs without a lease is taken back. Returns notes.
+MAINTAIN = script(
+    """
+local budget, rq_workers, rq_queue_workers = tonumber(ARGV[8]), ARGV[9], ARGV[10]
+for _, registry in ipairs({FINISHED, FAILED}) do redis.call('ZREMRANGEBYSCORE', registry, '-inf', NOW_S) end
+
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', LEASES, NOW_S + MAX_LEASE_S, '+inf', 'LIMIT', 0, budget)) do
+  note('dropped', member, {why = 'a lease of more than ' .. MAX_LEASE_S .. ' s'})
+  recover(member)
+end
+if redis.call('ZCARD', WIP) > 0 then
+  for _, member in ipairs(redis.call('ZRANDMEMBER', WIP, budget)) do
+    if not redis.call('ZSCORE', LEASES, member) then recover(member) end
+  end
+end
+
+for _, id in ipairs(redis.call('LRANGE', QUEUE, 0, budget - 1)) do
+  local job = well_formed(id) and read_job(id)
+  if job and job.status == 'queued' and has_passed(job) and not own(RESULT .. id, 'hash') then
+    redis.call('LREM', QUEUE, 1, id)
+    expire(job)
+  end
+end
+if redis.call('HLEN', WAITING) > 0 then
+  for _, id in ipairs(redis.call('HRANDFIELD', WAITING, budget)) do
+    local job = well_formed(id) and read_job(id)
+    if not job or job.status ~= 'queued' then redis.call('HDEL', WAITING, id) end
+  end
+end
+
+for _, index in ipairs({rq_workers, rq_queue_workers}) do
+  if own(index, 'set') then
+    for _, key in ipairs(redis.call('SRANDMEMBER', index, budget)) do
+      if redis.call('EXISTS', key) == 0 then redis.call('SREM', index, key) end
+    end
+  end
+end
+return notes
+""",
+    MAX_LEASE_S=MAX_LEASE_S,
+)
+
+# Args: worker, worker key, RQ's worker key, RQ's workers, RQ's workers of the queue, 1 to keep the worker's own key
+# (it says why the worker failed) until it expires.
+LEAVE = script("""
+local worker, worker_key, rq_worker_key, rq_workers, rq_queue_workers, keep = unpack(ARGV, 8)
+redis.call('DEL', rq_worker_key)
+if keep ~= '1' then
+  redis.call('DEL', worker_key)
+  redis.call('ZREM', WORKERS, worker)
+end
+if own(rq_workers, 'set') then redis.call('SREM', rq_workers, rq_worker_key) end
+if own(rq_queue_workers, 'set') then redis.call('SREM', rq_queue_workers, rq_worker_key) end
+return {'left'}
+""")
