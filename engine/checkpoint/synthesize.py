@@ -1,0 +1,202 @@
+"""Synthetic checkpoints: random weights in the published layout, with which the whole path runs and means nothing.
+
+The tensors stream to the disk in blocks, made by many threads; memory stays far below the checkpoint's size. What the
+values are is `recipe`'s part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.checkpoint.files import HashedFile, hash_files
+from engine.checkpoint.layout import (
+    LANGUAGE_TARGETS,
+    LORA_ALPHA,
+    LORA_RANK,
+    VISION_TARGETS,
+    TensorSpec,
+    adapter_tensors,
+    base_tensors,
+    mtp_layer_count,
+)
+from engine.checkpoint.paths import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    CONFIG,
+    PIN,
+    PREPROCESSOR_CONFIG,
+    WEIGHTS_INDEX,
+    staged_folder,
+)
+from engine.checkpoint.pins import ADAPTER_FOLDER, Pin, PinnedFile, PinnedRepository, check_name
+from engine.checkpoint.recipe import BLOCK_VALUES, block_bytes, block_count
+from engine.checkpoint.report import Report, silent
+from engine.checkpoint.sizes import PREPROCESSOR, Size, model_config
+from engine.checkpoint.tensor_files import DTYPE_BYTES, FilePlan, Tensor, plan_file
+from engine.checkpoint.tokenizer import build_tokenizer
+from engine.config import ModelConfig
+
+_SHARDS = 2
+# The published first shard's part of all bytes, so that a start at full size reads files like the published ones.
+_FIRST_SHARD_SHARE = 0.572
+
+
+@dataclass(frozen=True)
+class TensorFiles:
+    """The tensor files of a checkpoint, planned and not yet written: paths below the checkpoint's folder."""
+
+    plans: Mapping[str, FilePlan]
+    index: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(plan.size_bytes for plan in self.plans.values())
+
+
+def synthesize(out: Path, size: Size, seed: int = 0, name: str | None = None, report: Report = silent) -> Pin:
+    """Write a synthetic checkpoint: `out/base`, `out/adapter` and `out/pin.json`. The same seed gives the same bytes.
+
+    Args:
+        out: the folder to make.
+        size: `tiny` (33 MB) or `full` (the published sizes, 9.4 GB).
+        seed: of every value.
+        name: what its answers call it, before their hash; `synthetic-<size>-<seed>` when None.
+        report: told of the bytes written, then of those hashed.
+
+    Returns:
+        The pin that was written.
+
+    Raises:
+        CheckpointError: the name is not one, or is the published checkpoint's.
+        FileExistsError: `out` is there already.
+    """
+    name = f"synthetic-{size}-{seed}" if name is None else name
+    check_name(name)
+    raw_config = model_config(size)
+    planned = plan_tensor_files(raw_config)
+    with staged_folder(out) as stage:
+        (stage / "base").mkdir()
+        (stage / "adapter" / ADAPTER_FOLDER).mkdir(parents=True)
+        for path, text in _small_files(raw_config, planned, f"{name}-base").items():
+            (stage / path).write_bytes(text)
+        _write_tensors(stage, planned, seed, report)
+        pin = _make_pin(stage, name, size, seed, report)
+        pin.write(stage / PIN)
+    return pin
+
+
+def plan_tensor_files(raw_config: Mapping[str, object]) -> TensorFiles:
+    """Lay out the base's shards and the adapter for the contents of a `config.json`."""
+    config = ModelConfig.from_dict(raw_config)
+    shards = _split(base_tensors(config, mtp_layer_count(raw_config)))
+    names = [f"model.safetensors-{number:05}-of-{_SHARDS:05}.safetensors" for number in range(1, _SHARDS + 1)]
+    base = {name: plan_file(map(_as_written, shard)) for name, shard in zip(names, shards, strict=True)}
+    weight_map = {tensor.name: name for name, plan in base.items() for tensor in plan.tensors}
+    total_bytes = sum(tensor.size_bytes for plan in base.values() for tensor in plan.tensors)
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
+    adapter = plan_file(map(_as_written, adapter_tensors(config)))
+    return TensorFiles(
+        {f"base/{name}": plan for name, plan in base.items()} | {f"adapter/{ADAPTER_WEIGHTS}": adapter},
+        json.dumps(index, indent=2).encode(),
+    )
+
+
+def _as_written(spec: TensorSpec) -> tuple[str, str, tuple[int, ...]]:
+    return spec.name, spec.dtypes[0], spec.shape
+
+
+def _split(specs: Iterable[TensorSpec]) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """The base's tensors, in name order, as two shards."""
+    ordered = sorted(specs, key=lambda spec: spec.name)
+    sizes = [Tensor(*_as_written(spec), start=0).size_bytes for spec in ordered]
+    limit = sum(sizes) * _FIRST_SHARD_SHARE
+    count = next(count for count in range(1, len(sizes)) if sum(sizes[:count]) >= limit)
+    return ordered[:count], ordered[count:]
+
+
+def _small_files(raw_config: Mapping[str, object], planned: TensorFiles, base_name: str) -> dict[str, bytes]:
+    adapter_config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_name,
+        "r": LORA_RANK,
+        "lora_alpha": LORA_ALPHA,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        "target_modules": sorted((*LANGUAGE_TARGETS, *VISION_TARGETS)),
+    }
+    tokenizer = {f"base/{name}": text for name, text in build_tokenizer().items()}
+    return tokenizer | {
+        f"base/{CONFIG}": json.dumps(raw_config, indent=2).encode(),
+        f"base/{PREPROCESSOR_CONFIG}": json.dumps(PREPROCESSOR, indent=2).encode(),
+        f"base/{WEIGHTS_INDEX}": planned.index,
+        f"adapter/{ADAPTER_CONFIG}": json.dumps(adapter_config, indent=2).encode(),
+    }
+
+
+def _write_tensors(stage: Path, planned: TensorFiles, seed: int, report: Report) -> None:
+    """Write all tensor files, block by block, in whatever order the threads come to them."""
+    total_bytes, done_bytes = planned.size_bytes, 0
+    descriptors = {path: os.open(stage / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644) for path in planned.plans}
+    threads = os.cpu_count() or 1
+    try:
+        for path, plan in planned.plans.items():
+            done_bytes += os.pwrite(descriptors[path], plan.header, 0)
+        with ThreadPoolExecutor(threads) as pool:
+            pending: set[Future[int]] = set()
+            for path, tensor, block in _blocks(planned):
+                pending.add(pool.submit(_write_block, descriptors[path], tensor, block, seed))
+                if len(pending) >= 4 * threads:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    done_bytes += sum(future.result() for future in done)
+                    report("synthesize", done_bytes, total_bytes)
+            done_bytes += sum(future.result() for future in pending)
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+    assert done_bytes == total_bytes, "every byte of every tensor file is written once"
+    report("synthesize", done_bytes, total_bytes)
+
+
+def _blocks(planned: TensorFiles) -> Iterator[tuple[str, Tensor, int]]:
+    for path, plan in planned.plans.items():
+        for tensor in plan.tensors:
+            for block in range(block_count(tensor)):
+                yield path, tensor, block
+
+
+def _write_block(descriptor: int, tensor: Tensor, block: int, seed: int) -> int:
+    values = memoryview(block_bytes(tensor, block, seed))
+    at = tensor.start + block * BLOCK_VALUES * DTYPE_BYTES[tensor.dtype]
+    written = 0
+    while written < len(values):
+        written += os.pwrite(descriptor, values[written:], at + written)
+    return written
+
+
+def _make_pin(stage: Path, name: str, size: Size, seed: int, report: Report) -> Pin:
+    sizes = {path: path.stat().st_size for path in stage.rglob("*") if path.is_file()}
+    hashed = hash_files(sizes, "hash", report)
+
+    def repository(role: str, folder: str) -> PinnedRepository:
+        root = stage / role
+        files = {
+            str(path.relative_to(root)): _pinned(found) for path, found in hashed.items() if path.is_relative_to(root)
+        }
+        return PinnedRepository(f"{name}-{role}", f"seed-{seed}", folder, files)
+
+    provenance = {"source": "synthetic: random weights, its choices mean nothing", "size": size, "seed": str(seed)}
+    return Pin(name, repository("base", ""), repository("adapter", ADAPTER_FOLDER), provenance)
+
+
+def _pinned(found: HashedFile | OSError) -> PinnedFile:
+    if isinstance(found, OSError):
+        raise found
+    return PinnedFile(found.stamp.size_bytes, found.sha256)

@@ -1,0 +1,1 @@
+"""The commands of `python -m worker`, one a module: each registers its parser and runs."""
