@@ -14,8 +14,11 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+from transformers.utils import logging
+
+logging.disable_progress_bar()
 
 Tensors = dict[str, torch.Tensor]
 
@@ -56,8 +59,8 @@ def tiny_config(text: Mapping[str, object] = {}, vision: Mapping[str, object] = 
             "num_key_value_heads": 2,
             "head_dim": 32,
             "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 32,
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 4,
             "mamba_ssm_dtype": "float32",
@@ -112,17 +115,42 @@ def write_checkpoint(folder: Path, config: dict[str, object], seed: int, export_
     base = _base_tensors(config, generator)
     adapter = _adapter_tensors(base, generator)
     _write_shards(paths.base, {**base, "mtp.norm.weight": torch.zeros(8, dtype=torch.bfloat16)})
-    save_file(adapter, paths.adapter / ADAPTER_FILE)
+    multimodal = paths.adapter / "multimodal"
+    multimodal.mkdir()
+    save_file(adapter, multimodal / ADAPTER_FILE)
     settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": list(LORA_MODULES)}
-    (paths.adapter / "adapter_config.json").write_text(json.dumps({**settings, "lora_dropout": 0.05, "bias": "none"}))
+    (multimodal / "adapter_config.json").write_text(json.dumps({**settings, "lora_dropout": 0.05, "bias": "none"}))
     save_file(_merged_language(base, adapter, export_dtype), paths.export / EXPORT_FILE)
     return paths
 
 
+def read_tensors(file: Path) -> Tensors:
+    """All of a safetensors file, in memory of its own, so that the file can be rewritten."""
+    tensors: Tensors = load(file.read_bytes())
+    return tensors
+
+
 def edit_tensors(file: Path, changed: Mapping[str, torch.Tensor | None]) -> None:
     """Rewrite a safetensors file with some tensors changed, added, or (None) taken out."""
-    tensors = {**load_file(file), **changed}
+    tensors = {**read_tensors(file), **changed}
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
+
+
+def scale_tensors(file: Path, name: str, factor: float) -> None:
+    """Rewrite a safetensors file with one of its tensors multiplied, if it is there."""
+    tensors = read_tensors(file)
+    if name in tensors:
+        edit_tensors(file, {name: tensors[name] * factor})
+
+
+def rewrite_export(checkpoint: TinyCheckpoint, factor: float) -> None:
+    """Merge again, in float32, with the adapter's part multiplied."""
+    base: Tensors = {}
+    for shard in checkpoint.base.glob("*.safetensors"):
+        base |= read_tensors(shard)
+    adapter = read_tensors(checkpoint.adapter / "multimodal" / ADAPTER_FILE)
+    scaled = {name: tensor * (factor if "lora_B" in name else 1.0) for name, tensor in adapter.items()}
+    save_file(_merged_language(base, scaled, torch.float32), checkpoint.export / EXPORT_FILE)
 
 
 def load_reference(checkpoint: TinyCheckpoint, dtype: torch.dtype) -> PeftModel:
@@ -132,7 +160,7 @@ def load_reference(checkpoint: TinyCheckpoint, dtype: torch.dtype) -> PeftModel:
         checkpoint.base, config=config, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
     )
     assert not loading["missing_keys"] and not loading["mismatched_keys"], loading
-    return PeftModel.from_pretrained(model, checkpoint.adapter).eval()
+    return PeftModel.from_pretrained(model, checkpoint.adapter / "multimodal").eval()
 
 
 def _base_tensors(config: dict[str, object], generator: torch.Generator) -> Tensors:
@@ -142,7 +170,9 @@ def _base_tensors(config: dict[str, object], generator: torch.Generator) -> Tens
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     tensors = {name: _random_tensor(name, shape, generator) for name, shape in shapes.items()}
     wide = ("A_log", "linear_attn.norm.weight")
-    return {name: tensor.to(torch.float32 if name.endswith(wide) else torch.bfloat16) for name, tensor in tensors.items()}
+    return {
+        name: tensor.to(torch.float32 if name.endswith(wide) else torch.bfloat16) for name, tensor in tensors.items()
+    }
 
 
 def _random_tensor(name: str, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
@@ -151,8 +181,11 @@ def _random_tensor(name: str, shape: Sequence[int], generator: torch.Generator) 
         return torch.empty(*shape).uniform_(0.01, 16, generator=generator).log()
     if name.endswith("dt_bias"):
         return noise * 2 - 4
-    if "embed" in name and "patch" not in name:
-        return noise * (0.04 if "tokens" in name else 0.2)
+    if name.endswith("embed_tokens.weight"):
+        # The recipe's 0.04 is for a width of 2560; scaled so that logits spread as they do there.
+        return noise * 0.04 * math.sqrt(2560 / shape[1])
+    if name.endswith("pos_embed.weight"):
+        return noise * 0.2
     if name.endswith("bias"):
         return noise * 0.1
     if len(shape) == 1:  # a norm: `1 + weight` in the language model, but for the delta rule's plain one
