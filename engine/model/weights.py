@@ -8,12 +8,14 @@ stacked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from engine.checkpoint.layout import ADAPTER, LANGUAGE, MTP, VISION
+from engine.checkpoint.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG
+from engine.checkpoint.report import Report, silent
 from engine.config import (
     COLOUR_CHANNELS,
     VISION_ROPE_THETA,
@@ -25,23 +27,14 @@ from engine.config import (
 )
 from engine.errors import CheckpointError
 from engine.model.language import AttentionMixer, DeltaMixer, LanguageModel, Layer
-from engine.model.tensor_files import Plan, Shelf, Take, compare, read_files, read_folder
+from engine.model.shelves import Plan, Shelf, Take, compare, read_files, read_folder
 from engine.model.vision import AdaptedAffine, Affine, Merger, VisionBlock, VisionEncoder
 from kernels.lora import LowRank
 from kernels.rotary import inverse_frequencies
 
-ADAPTER_NAME = "adapter_model.safetensors"
-ADAPTER_CONFIG_NAME = "adapter_config.json"
-CONFIG_NAME = "config.json"
-
-VISION_PREFIX = "model.visual."
-LANGUAGE_PREFIX = "model.language_model."
-ADAPTER_PREFIX = "base_model.model."
 # In the published files and not used, by rule: the language model comes merged, from the export.
-UNUSED_IN_BASE = (LANGUAGE_PREFIX, "mtp.")
-UNUSED_IN_ADAPTER = (ADAPTER_PREFIX + LANGUAGE_PREFIX,)
-
-Report = Callable[[str, int, int], None]
+UNUSED_IN_BASE = (LANGUAGE, MTP)
+UNUSED_IN_ADAPTER = (f"{ADAPTER}language_model.",)
 
 
 class Model(NamedTuple):
@@ -67,13 +60,13 @@ def load_model(
     *,
     device: torch.device | str,
     dtype: torch.dtype = torch.bfloat16,
-    report: Report = lambda phase, done_bytes, total_bytes: None,
+    report: Report = silent,
 ) -> Model:
     """Load a checkpoint's three folders straight to a device.
 
     Args:
-        base: `config.json` and the base's shards with their index.
-        adapter: `adapter_config.json` and `adapter_model.safetensors`.
+        base: the published base: `config.json`, shards and their index.
+        adapter: the published adapter, with its `multimodal/` folder.
         export: the merged language model: `model.safetensors`, or shards with an index.
         device: where the tensors go.
         dtype: the model dtype, bfloat16 or float32; the LoRA pairs are float32 always.
@@ -85,11 +78,11 @@ def load_model(
     """
     assert dtype in (torch.bfloat16, torch.float32), dtype
     device = torch.device(device)
-    config = ModelConfig.from_file(base / CONFIG_NAME)
-    lora = AdapterConfig.from_file(adapter / ADAPTER_CONFIG_NAME)
+    config = ModelConfig.from_file(base / CONFIG)
+    lora = AdapterConfig.from_file(adapter / ADAPTER_CONFIG)
     faults: list[str] = []
     in_base, in_export = read_folder(base, faults), read_folder(export, faults)
-    in_adapter = read_files([adapter / ADAPTER_NAME], faults)
+    in_adapter = read_files([adapter / ADAPTER_WEIGHTS], faults)
     needs = _needs(config, lora)
     faults += compare("base", needs.base, in_base, UNUSED_IN_BASE, {"BF16", "F32"})
     faults += compare("adapter", needs.adapter, in_adapter, UNUSED_IN_ADAPTER, {"F32"})
@@ -142,11 +135,11 @@ def _vision(config: VisionConfig, lora: AdapterConfig, sources: _Sources, device
     take, size, mlp = sources.base, config.hidden_size, config.intermediate_size
 
     def affine(name: str, outputs: int, *inputs: int) -> Affine:
-        weight = take(f"{VISION_PREFIX}{name}.weight", outputs, *inputs)
-        return Affine(weight, take(f"{VISION_PREFIX}{name}.bias", outputs))
+        weight = take(f"{VISION}{name}.weight", outputs, *inputs)
+        return Affine(weight, take(f"{VISION}{name}.bias", outputs))
 
     def adapted(name: str, outputs: int, inputs: int) -> AdaptedAffine:
-        pair = f"{ADAPTER_PREFIX}{VISION_PREFIX}{name}"
+        pair = f"{ADAPTER}visual.{name}"
         down = sources.adapter(f"{pair}.lora_A.weight", lora.rank, inputs)
         up = sources.adapter(f"{pair}.lora_B.weight", outputs, lora.rank)
         return AdaptedAffine(*affine(name, outputs, inputs), LowRank(down, up, lora.scale))
@@ -166,7 +159,7 @@ def _vision(config: VisionConfig, lora: AdapterConfig, sources: _Sources, device
     return VisionEncoder(
         config=config,
         patch=Affine(patch.weight.flatten(1), patch.bias),
-        positions=take(f"{VISION_PREFIX}pos_embed.weight", config.num_position_embeddings, size),
+        positions=take(f"{VISION}pos_embed.weight", config.num_position_embeddings, size),
         frequencies=inverse_frequencies(config.head_dim // 2, VISION_ROPE_THETA).to(device),
         blocks=tuple(block(f"blocks.{number}") for number in range(config.depth)),
         merger=Merger(
@@ -192,9 +185,9 @@ def _language(config: TextConfig, take: Take, device: torch.device) -> LanguageM
 
     return LanguageModel(
         config=config,
-        embedding=take(f"{LANGUAGE_PREFIX}embed_tokens.weight", config.vocab_size, size),
-        layers=tuple(layer(kind, f"{LANGUAGE_PREFIX}layers.{n}") for n, kind in enumerate(config.layer_types)),
-        final_norm=take(f"{LANGUAGE_PREFIX}norm.weight", size),
+        embedding=take(f"{LANGUAGE}embed_tokens.weight", config.vocab_size, size),
+        layers=tuple(layer(kind, f"{LANGUAGE}layers.{n}") for n, kind in enumerate(config.layer_types)),
+        final_norm=take(f"{LANGUAGE}norm.weight", size),
         frequencies=inverse_frequencies(config.rotary_dims, config.rope_theta).to(device),
     )
 

@@ -16,7 +16,8 @@ from typing import NamedTuple, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-INDEX_NAME = "model.safetensors.index.json"
+from engine.checkpoint.paths import WEIGHTS_INDEX
+
 SINGLE_NAME = "model.safetensors"
 
 _ITEM_BYTES = {"F32": 4, "BF16": 2}
@@ -46,7 +47,7 @@ def read_folder(folder: Path, faults: list[str]) -> dict[str, Header]:
 
     What cannot be read, and what index and shards say of each other wrongly, goes to `faults`.
     """
-    index = folder / INDEX_NAME
+    index = folder / WEIGHTS_INDEX
     if not index.exists():
         return read_files([folder / SINGLE_NAME], faults)
     try:
