@@ -6,7 +6,6 @@ Only files whose bytes were verified are opened. Each check adds its mismatches 
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -46,8 +45,8 @@ from engine.checkpoint.tensor_files import Tensor, read_header
 from engine.checkpoint.tokenizer import load_tokenizer
 from engine.config import AdapterConfig, ModelConfig
 from engine.errors import CheckpointError
+from engine.prompt import IMAGE_PAD, LETTERS
 
-IMAGE_PAD = "<|image_pad|>"
 # The published tokenizer's ids of A-Z.
 PUBLISHED_LETTER_IDS = tuple(range(32, 58))
 
@@ -265,7 +264,7 @@ def _check_tokenizer(
     if tokenizer is None:
         return
     place = f"{folder.name}/{TOKENIZER}"
-    for at, letter in enumerate(string.ascii_uppercase):
+    for at, letter in enumerate(LETTERS):
         ids = _ids(tokenizer, letter)
         expected = "one token" if letter_ids is None else f"one token, {letter_ids[at]}"
         if len(ids) != 1 or (letter_ids is not None and ids != [letter_ids[at]]):

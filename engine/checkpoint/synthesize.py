@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.checkpoint.files import HashedFile, hash_files
+from engine.checkpoint.files import hash_files, list_folder
 from engine.checkpoint.layout import (
     LANGUAGE_TARGETS,
     LORA_ALPHA,
@@ -33,14 +34,16 @@ from engine.checkpoint.paths import (
     WEIGHTS_INDEX,
     staged_folder,
 )
-from engine.checkpoint.pins import ADAPTER_FOLDER, Pin, PinnedFile, PinnedRepository, check_name
+from engine.checkpoint.pins import ADAPTER_FOLDER, Pin, PinnedFile, PinnedRepository, check_name, load_pin
 from engine.checkpoint.recipe import BLOCK_VALUES, block_bytes, block_count
 from engine.checkpoint.report import Report, silent
 from engine.checkpoint.sizes import PREPROCESSOR, Size, model_config
 from engine.checkpoint.tensor_files import DTYPE_BYTES, FilePlan, Tensor, plan_file
 from engine.checkpoint.tokenizer import build_tokenizer
 from engine.config import ModelConfig
+from engine.errors import CheckpointError
 
+PROVENANCE = {"source": "synthetic: random weights, its choices mean nothing"}
 _SHARDS = 2
 # The published first shard's part of all bytes, so that a start at full size reads files like the published ones.
 _FIRST_SHARD_SHARE = 0.572
@@ -60,12 +63,12 @@ class TensorFiles:
 
 
 def synthesize(out: Path, size: Size, seed: int = 0, name: str | None = None, report: Report = silent) -> Pin:
-    """Write a synthetic checkpoint: `out/base`, `out/adapter` and `out/pin.json`. The same seed gives the same bytes.
+    """Write `out/base`, `out/adapter` and `out/pin.json`: a synthetic checkpoint with Qwen3.5's tokenizer.
 
     Args:
         out: the folder to make.
-        size: `tiny` (33 MB) or `full` (the published sizes, 9.4 GB).
-        seed: of every value.
+        size: `tiny` (48 MB) or `full` (the published sizes, 9.4 GB).
+        seed: of every value; the same seed gives the same bytes.
         name: what its answers call it, before their hash; `synthetic-<size>-<seed>` when None.
         report: told of the bytes written, then of those hashed.
 
@@ -75,20 +78,67 @@ def synthesize(out: Path, size: Size, seed: int = 0, name: str | None = None, re
     Raises:
         CheckpointError: the name is not one, or is the published checkpoint's.
         FileExistsError: `out` is there already.
+        ModuleNotFoundError: the extra `synthetic` is not installed.
     """
     name = f"synthetic-{size}-{seed}" if name is None else name
     check_name(name)
-    raw_config = model_config(size)
+    return write_checkpoint(out, model_config(size), build_tokenizer(), name=name, seed=seed, report=report)
+
+
+def write_checkpoint(
+    out: Path,
+    raw_config: Mapping[str, object],
+    tokenizer: Mapping[str, bytes],
+    *,
+    name: str,
+    seed: int = 0,
+    report: Report = silent,
+) -> Pin:
+    """Write a synthetic checkpoint of any sizes.
+
+    Args:
+        out: the folder to make.
+        raw_config: the contents of `config.json`.
+        tokenizer: the tokenizer's files, by name.
+        name: what its answers call it, before their hash.
+        seed: of every value.
+        report: told of the bytes written, then of those hashed.
+
+    Returns:
+        The pin that was written.
+
+    Raises:
+        CheckpointError: the config is not one, or the name is the published checkpoint's.
+        FileExistsError: `out` is there already.
+    """
+    check_name(name)
     planned = plan_tensor_files(raw_config)
     with staged_folder(out) as stage:
         (stage / "base").mkdir()
         (stage / "adapter" / ADAPTER_FOLDER).mkdir(parents=True)
-        for path, text in _small_files(raw_config, planned, f"{name}-base").items():
+        for path, text in _small_files(raw_config, planned, tokenizer, f"{name}-base").items():
             (stage / path).write_bytes(text)
         _write_tensors(stage, planned, seed, report)
-        pin = _make_pin(stage, name, size, seed, report)
+        pin = make_pin(stage, name, f"seed-{seed}", PROVENANCE, report)
         pin.write(stage / PIN)
     return pin
+
+
+def remove_synthetic(out: Path) -> None:
+    """Remove a folder, if it is there, that `synthesize` made; any other is left alone.
+
+    Raises:
+        FileExistsError: it is there and does not say that it is synthetic.
+    """
+    if not os.path.lexists(out):
+        return
+    try:
+        is_synthetic = load_pin(out / PIN).provenance == PROVENANCE
+    except CheckpointError:
+        is_synthetic = False
+    if not is_synthetic:
+        raise FileExistsError(f"{out} is there already and is not a synthetic checkpoint; remove it by hand")
+    shutil.rmtree(out)
 
 
 def plan_tensor_files(raw_config: Mapping[str, object]) -> TensorFiles:
@@ -120,7 +170,9 @@ def _split(specs: Iterable[TensorSpec]) -> tuple[list[TensorSpec], list[TensorSp
     return ordered[:count], ordered[count:]
 
 
-def _small_files(raw_config: Mapping[str, object], planned: TensorFiles, base_name: str) -> dict[str, bytes]:
+def _small_files(
+    raw_config: Mapping[str, object], planned: TensorFiles, tokenizer: Mapping[str, bytes], base_name: str
+) -> dict[str, bytes]:
     adapter_config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -132,8 +184,7 @@ def _small_files(raw_config: Mapping[str, object], planned: TensorFiles, base_na
         "inference_mode": True,
         "target_modules": sorted((*LANGUAGE_TARGETS, *VISION_TARGETS)),
     }
-    tokenizer = {f"base/{name}": text for name, text in build_tokenizer().items()}
-    return tokenizer | {
+    return {f"base/{name}": text for name, text in tokenizer.items()} | {
         f"base/{CONFIG}": json.dumps(raw_config, indent=2).encode(),
         f"base/{PREPROCESSOR_CONFIG}": json.dumps(PREPROCESSOR, indent=2).encode(),
         f"base/{WEIGHTS_INDEX}": planned.index,
@@ -181,22 +232,26 @@ def _write_block(descriptor: int, tensor: Tensor, block: int, seed: int) -> int:
     return written
 
 
-def _make_pin(stage: Path, name: str, size: Size, seed: int, report: Report) -> Pin:
-    sizes = {path: path.stat().st_size for path in stage.rglob("*") if path.is_file()}
-    hashed = hash_files(sizes, "hash", report)
+def make_pin(root: Path, name: str, revision: str, provenance: Mapping[str, str], report: Report = silent) -> Pin:
+    """A pin of all that lies in `root/base` and `root/adapter` now.
 
-    def repository(role: str, folder: str) -> PinnedRepository:
-        root = stage / role
-        files = {
-            str(path.relative_to(root)): _pinned(found) for path, found in hashed.items() if path.is_relative_to(root)
-        }
-        return PinnedRepository(f"{name}-{role}", f"seed-{seed}", folder, files)
-
-    provenance = {"source": "synthetic: random weights, its choices mean nothing", "size": size, "seed": str(seed)}
-    return Pin(name, repository("base", ""), repository("adapter", ADAPTER_FOLDER), provenance)
-
-
-def _pinned(found: HashedFile | OSError) -> PinnedFile:
-    if isinstance(found, OSError):
-        raise found
-    return PinnedFile(found.stamp.size_bytes, found.sha256)
+    Raises:
+        OSError: a file cannot be read.
+    """
+    folders = {role: root / role for role in ("base", "adapter")}
+    files = {
+        folder / path: (role, path)
+        for role, folder in folders.items()
+        for path, kind in list_folder(folder)
+        if kind == "file"
+    }
+    hashed = hash_files({path: path.stat().st_size for path in files}, "hash", report)
+    pinned: dict[str, dict[str, PinnedFile]] = {role: {} for role in folders}
+    for path, (role, relative) in files.items():
+        found = hashed[path]
+        if isinstance(found, OSError):
+            raise found
+        pinned[role][relative] = PinnedFile(found.stamp.size_bytes, found.sha256)
+    base = PinnedRepository(f"{name}-base", revision, "", pinned["base"])
+    adapter = PinnedRepository(f"{name}-adapter", revision, ADAPTER_FOLDER, pinned["adapter"])
+    return Pin(name, base, adapter, provenance)

@@ -34,6 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes (default 0)")
     parser.add_argument("--name", help="what its answers call it (default synthetic-SIZE-SEED)")
+    parser.add_argument("--force", action="store_true", help="replace OUT, if it is a synthetic checkpoint")
     parser.set_defaults(func=run)
 
 
@@ -41,9 +42,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Write the checkpoint; the exit code."""
     from engine.checkpoint import ProgressReport
-    from engine.checkpoint.synthesize import synthesize
+    from engine.checkpoint.synthesize import remove_synthetic, synthesize
 
     out: Path = arguments.out
+    if arguments.force:
+        remove_synthetic(out)
     pin = synthesize(out, arguments.size, arguments.seed, arguments.name, ProgressReport(sys.stderr))
     print(f"{out}: base, adapter and pin.json of {pin.identity} (random weights: its choices mean nothing)")
     print(f"next: python -m worker export {out}/base {out}/adapter {out}/export")
