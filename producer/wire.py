@@ -24,8 +24,8 @@ Place: TypeAlias = tuple[str | int, ...]
 class Checked(NamedTuple):
     """A value and what the wire does not carry of it.
 
-    `unreadable` are the places whose values have no meaning (an extension, NaN, broken text): a caller need not judge
-    them again.
+    In `value`, maps lack the keys that are not valid text. `unreadable` are the places whose values have no meaning (an
+    extension, NaN, broken text): a caller need not judge them again.
     """
 
     value: object
@@ -93,7 +93,8 @@ def check(value: object) -> Checked:
         raise RequestRefused([*walk.faults, _too_many_values()]) from None
     if walk.too_deep:
         raise RequestRefused(walk.faults)
-    return Checked(value, tuple(walk.faults), frozenset(walk.unreadable))
+    readable = _with_text_keys(value) if walk.has_faulty_keys else value
+    return Checked(readable, tuple(walk.faults), frozenset(walk.unreadable))
 
 
 def kind_of(value: object) -> str:
@@ -113,6 +114,7 @@ _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (float, "a float"),
     (str, "a string"),
     ((bytes, bytearray), "binary"),
+    (msgpack.ExtType, "a msgpack extension"),
     ((list, tuple), "an array"),
     (dict, "a map"),
     (msgpack.Timestamp, "a msgpack timestamp"),
@@ -182,11 +184,12 @@ class _Walk:
         self.faults: list[Fault] = []
         self.unreadable: set[str] = set()
         self.too_deep = False
+        self.has_faulty_keys = False
         self._budget = _Budget()
 
     def visit(self, value: object, where: Place, depth: int = 1) -> None:
         self._budget.take(1)
-        if isinstance(value, dict | list | tuple):
+        if isinstance(value, dict | list | tuple) and not isinstance(value, msgpack.ExtType):  # which is a tuple
             self._visit_container(value, where, depth)
         elif (sentence := _scalar_fault(value)) is not None:
             self._add(where, sentence, unreadable=True)
@@ -205,18 +208,17 @@ class _Walk:
         if isinstance(value, _FaultyMap):
             self._visit_faulty_map(value, where)
         for key, item in value.items():
-            if not isinstance(key, str):
-                self._add(where, _key_fault(key))
-                continue
-            if (sentence := _text_fault(key)) is not None:
-                self._add((*where, key), f"in the key, {sentence}")
-            self.visit(item, (*where, key), depth + 1)
+            if (sentence := _key_fault(key)) is not None:
+                self.has_faulty_keys = True
+                self._add((*where, key) if isinstance(key, str) else where, sentence)
+            if isinstance(key, str):
+                self.visit(item, (*where, key), depth + 1)
 
     def _visit_faulty_map(self, value: _FaultyMap, where: Place) -> None:
         for key, count in value.repeated:
             self._add((*where, key), f"the key stands {count:,} times in its map; keep one")
         for other in value.other_keys:
-            self._add(where, _key_fault(other))
+            self._add(where, _other_key(other))
 
     def _add(self, where: Place, sentence: str, *, unreadable: bool = False) -> None:
         if len(self.faults) > MAX_NAMED_FAULTS:
@@ -227,7 +229,22 @@ class _Walk:
             self.unreadable.add(fault.loc)
 
 
-def _key_fault(key: object) -> str:
+def _with_text_keys(value: object) -> object:
+    if isinstance(value, list | tuple):
+        return [_with_text_keys(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _with_text_keys(item) for key, item in value.items() if _key_fault(key) is None}
+    return value
+
+
+def _key_fault(key: object) -> str | None:
+    if not isinstance(key, str):
+        return _other_key(key)
+    sentence = _text_fault(key)
+    return None if sentence is None else f"in the key, {sentence}"
+
+
+def _other_key(key: object) -> str:
     return f"a key of this map is {kind_of(key)}; keys are strings: rename it"
 
 

@@ -34,7 +34,7 @@ MODULES = [path.relative_to(ROOT) for package in OURS for path in sorted((ROOT /
 
 
 def imported(package: str, source: str) -> list[str]:
-    """The packages that `source`, a module of `package`, imports, wherever in the module; and how it imports by name."""
+    """The packages that `source`, a module of `package`, imports, wherever in it, and the names that it uses."""
     found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
