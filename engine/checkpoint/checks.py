@@ -54,13 +54,13 @@ _Result = TypeVar("_Result")
 
 
 def check_sources(
-    base: Path, adapter_download: Path, pin: Pin, sound: Collection[Path], mismatches: list[str]
+    base: Path, adapter: Path, pin: Pin, sound: Collection[Path], mismatches: list[str]
 ) -> ModelConfig | None:
     """Check what base and adapter hold.
 
     Args:
         base: the base's download.
-        adapter_download: the adapter's download.
+        adapter: the adapter's download.
         pin: what was verified; the letters' ids are fixed for the published checkpoint alone.
         sound: the files whose size and SHA-256 are right.
         mismatches: grows by what is found.
@@ -69,7 +69,7 @@ def check_sources(
         The model's sizes, or None when they cannot be read.
     """
     _check_listed(base.name, pin.base.files, (CONFIG, PREPROCESSOR_CONFIG, TOKENIZER, TOKENIZER_CONFIG), mismatches)
-    _check_listed(adapter_download.name, pin.adapter.files, (ADAPTER_CONFIG, ADAPTER_WEIGHTS), mismatches)
+    _check_listed(adapter.name, pin.adapter.files, (ADAPTER_CONFIG, ADAPTER_WEIGHTS), mismatches)
     if base / CONFIG not in sound:
         return None
     config = _attempt(mismatches, lambda: ModelConfig.from_file(base / CONFIG))
@@ -81,10 +81,10 @@ def check_sources(
         _check_preprocessor(base / PREPROCESSOR_CONFIG, config, mismatches)
     if {base / TOKENIZER, base / TOKENIZER_CONFIG} <= set(sound):
         _check_tokenizer(base, config, PUBLISHED_LETTER_IDS if pin.is_published else None, mismatches)
-    if adapter_download / ADAPTER_CONFIG in sound:
-        _check_adapter_config(adapter_download, config, pin.base.repository, mismatches)
-    if adapter_download / ADAPTER_WEIGHTS in sound:
-        _check_adapter_tensors(adapter_download, config, mismatches)
+    if adapter / ADAPTER_CONFIG in sound:
+        _check_adapter_config(adapter, config, pin.base.repository, mismatches)
+    if adapter / ADAPTER_WEIGHTS in sound:
+        _check_adapter_tensors(adapter, config, mismatches)
     return config
 
 
@@ -203,29 +203,27 @@ def _compare(
     ]
 
 
-def _check_adapter_tensors(adapter_download: Path, config: ModelConfig, mismatches: list[str]) -> None:
-    header = _attempt(mismatches, lambda: _header(adapter_download, ADAPTER_WEIGHTS))
+def _check_adapter_tensors(adapter: Path, config: ModelConfig, mismatches: list[str]) -> None:
+    header = _attempt(mismatches, lambda: _header(adapter, ADAPTER_WEIGHTS))
     if header is None:
         return
     found = {name: (ADAPTER_WEIGHTS, tensor) for name, tensor in header.items()}
-    _compare(adapter_download.name, adapter_tensors(config), found, mismatches)
+    _compare(adapter.name, adapter_tensors(config), found, mismatches)
     modules = lora_modules(config)
     whole = [module for module in modules if {module.a_name, module.b_name} <= header.keys()]
     if len(whole) != len(modules):
         counts = f"found {_module_count(whole)}, expected {_module_count(modules)}"
-        mismatches.append(f"{adapter_download.name}/{ADAPTER_WEIGHTS}: {counts}")
+        mismatches.append(f"{adapter.name}/{ADAPTER_WEIGHTS}: {counts}")
 
 
 def _module_count(modules: Collection[LoraModule]) -> str:
     return f"{len(modules)} LoRA modules, {sum(module.is_vision for module in modules)} of them vision"
 
 
-def _check_adapter_config(
-    adapter_download: Path, config: ModelConfig, base_repository: str, mismatches: list[str]
-) -> None:
+def _check_adapter_config(adapter: Path, config: ModelConfig, base_repository: str, mismatches: list[str]) -> None:
     """Rank, alpha, target modules and the base's name; `AdapterConfig` refuses whatever is more than plain LoRA."""
-    path = adapter_download / ADAPTER_CONFIG
-    place = f"{adapter_download.name}/{ADAPTER_CONFIG}"
+    path = adapter / ADAPTER_CONFIG
+    place = f"{adapter.name}/{ADAPTER_CONFIG}"
     raw = _attempt(mismatches, lambda: parse_object(path.read_bytes(), place))
     if raw is None:
         return

@@ -59,12 +59,12 @@ def merge_lora(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: fl
     return (weight.float() + (b @ a) * scale).to(torch.bfloat16)
 
 
-def export_checkpoint(base: Path, adapter_download: Path, out: Path, pin: Pin, report: Report = silent) -> Manifest:
+def export_checkpoint(base: Path, adapter: Path, out: Path, pin: Pin, report: Report = silent) -> Manifest:
     """Verify base and adapter against `pin`, then write the merged language model to `out`.
 
     Args:
         base: the base's download.
-        adapter_download: the adapter's download, with its `multimodal/` folder.
+        adapter: the adapter's download, with its `multimodal/` folder.
         out: the folder to make.
         pin: what both must be.
         report: told of the bytes verified, then of those written.
@@ -77,10 +77,10 @@ def export_checkpoint(base: Path, adapter_download: Path, out: Path, pin: Pin, r
         FileExistsError: `out` is there already.
     """
     with staged_folder(out) as stage:
-        sources = verify_sources(base, adapter_download, pin, report)
+        sources = verify_sources(base, adapter, pin, report)
         with ExitStack() as stack:
             shards = [path for path in sources.stamps if path.parent == base and path.suffix == ".safetensors"]
-            tensors = _Sources(stack, shards, adapter_download / ADAPTER_WEIGHTS)
+            tensors = _Sources(stack, shards, adapter / ADAPTER_WEIGHTS)
             plans = _plan_shards([tensors.base[spec.name][1] for spec in language_tensors(sources.config.text)])
             merges = {module.weight_name: module for module in lora_modules(sources.config) if not module.is_vision}
             files = _write_shards(stage, plans, lambda tensor: _merged(tensor, tensors, merges), report)

@@ -30,20 +30,15 @@ PIN = "pin.json"
 
 @dataclass(frozen=True)
 class CheckpointPaths:
-    """The folders of one checkpoint: two downloads and the export made from them.
+    """The folders of one checkpoint: two downloads (the adapter's holds `multimodal/`) and the export made from them.
 
     `pin_file` is None when the shipped pin of the published checkpoint holds.
     """
 
     base: Path
-    adapter_download: Path
+    adapter: Path
     export: Path
     pin_file: Path | None
-
-    @property
-    def adapter(self) -> Path:
-        """The adapter in use, a folder of its download: `adapter_config.json` and `adapter_model.safetensors`."""
-        return self.adapter_download / ADAPTER_FOLDER
 
     @property
     def config(self) -> Path:

@@ -71,12 +71,12 @@ class _Folder:
     unhashed: frozenset[str] = frozenset()
 
 
-def verify_sources(base: Path, adapter_download: Path, pin: Pin, report: Report = silent) -> Sources:
+def verify_sources(base: Path, adapter: Path, pin: Pin, report: Report = silent) -> Sources:
     """Check every file of a base and an adapter, byte by byte, and what the files hold.
 
     Args:
         base: the base's download.
-        adapter_download: the adapter's download, with its `multimodal/` folder.
+        adapter: the adapter's download, with its `multimodal/` folder.
         pin: what both must be.
         report: told of the bytes hashed.
 
@@ -84,9 +84,9 @@ def verify_sources(base: Path, adapter_download: Path, pin: Pin, report: Report 
         CheckpointError: with every mismatch found; each names the file, what was expected and what was found.
     """
     mismatches: list[str] = []
-    folders = [_Folder(base, pin.base.files), _Folder(adapter_download, pin.adapter.files)]
+    folders = [_Folder(base, pin.base.files), _Folder(adapter, pin.adapter.files)]
     stamps = _check_files(folders, report, mismatches)
-    config = check_sources(base, adapter_download, pin, stamps, mismatches)
+    config = check_sources(base, adapter, pin, stamps, mismatches)
     if mismatches or config is None:
         raise CheckpointError(mismatches)
     return Sources(config, stamps)
@@ -105,11 +105,11 @@ def verify_checkpoint(paths: CheckpointPaths, report: Report = silent) -> Verifi
     pin = paths.pin()
     mismatches: list[str] = []
     manifest = _manifest(paths.export, pin, mismatches)
-    folders = [_Folder(paths.base, pin.base.files), _Folder(paths.adapter_download, pin.adapter.files)]
+    folders = [_Folder(paths.base, pin.base.files), _Folder(paths.adapter, pin.adapter.files)]
     if manifest is not None:
         folders.append(_Folder(paths.export, manifest.files, frozenset((MANIFEST,))))
     stamps = _check_files(folders, report, mismatches)
-    config = check_sources(paths.base, paths.adapter_download, pin, stamps, mismatches)
+    config = check_sources(paths.base, paths.adapter, pin, stamps, mismatches)
     if config is not None and manifest is not None:
         check_export(paths.export, manifest, config, stamps, mismatches)
     if mismatches or config is None or manifest is None:
