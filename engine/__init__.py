@@ -1,0 +1,28 @@
+"""Screenshot and closed questions in, probabilities out. Read `engine.py` first.
+
+The names here are what a program without our queue needs: open a checkpoint, load an engine, decide.
+"""
+
+from engine.checkpoint import CheckpointPaths, Identity, open_checkpoint, verify_checkpoint
+from engine.engine import Decision, Engine, Prepared, Timings
+from engine.errors import CheckpointError, DeviceError, EngineError, FatalError, Fault, Refusal, WarmUpError
+from engine.prompt import Question
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointPaths",
+    "Decision",
+    "DeviceError",
+    "Engine",
+    "EngineError",
+    "FatalError",
+    "Fault",
+    "Identity",
+    "Prepared",
+    "Question",
+    "Refusal",
+    "Timings",
+    "WarmUpError",
+    "open_checkpoint",
+    "verify_checkpoint",
+]

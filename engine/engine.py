@@ -1,8 +1,8 @@
 """Read this first: one request's way through the engine.
 
-`Engine.decide` is the main line: prepare -> encode the image -> prefill -> read out. The image is encoded once a request;
-the system text and the image run through the language model once, and every question's own tokens continue from there in
-the same packed pass. It knows no queue: bytes and questions in, probabilities out.
+`Engine.decide` is the main line: prepare -> encode the image -> prefill -> read out. The image is encoded once a
+request; the system text and the image run through the language model once, and every question's own tokens continue
+from there in the same packed pass. It knows no queue: bytes and questions in, probabilities out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -19,6 +20,7 @@ from engine.checkpoint.report import Report, silent
 from engine.errors import Fault, Refusal
 from engine.model import Model, Segments, letter_logits, letter_probabilities, load_model
 from engine.prompt import MAX_PROMPT_TOKENS, PromptEncoder, Question, positions, too_long
+from engine.warm_up import warm_up
 from kernels.delta_rule import CHUNK_TOKENS
 from kernels.patches import pack_patches
 
@@ -49,8 +51,8 @@ class Prepared:
     """A request ready for the model, on the CPU.
 
     `pixels` is `uint8 [H, W, 3]`, `grid` `(1, rows, columns)` in patches. `ids` `[T]` int64 packs the shared prefix and
-    then each question's suffix, as `segments` says; `positions` is `[3, T]` int64. `image_tokens` `[T]` int64 says which
-    of the image's tokens stands in a row, -1 for text. `options` counts each question's letters.
+    then each question's suffix, as `segments` says; `positions` is `[3, T]` int64. `image_tokens` `[T]` int64 says
+    which of the image's tokens stands in a row, -1 for text. `options` counts each question's letters.
     """
 
     pixels: torch.Tensor
@@ -121,8 +123,16 @@ class Engine:
         laps_s.append(time.perf_counter())
         probabilities = self._read_out(self._prefill(prepared, features), prepared.options)
         laps_s.append(time.perf_counter())
-        spans_ms = [(end - start) * 1e3 for start, end in zip(laps_s, laps_s[1:], strict=False)]
+        spans_ms = [(end - start) * 1e3 for start, end in pairwise(laps_s)]
         return Decision(probabilities, prepared.input_tokens, Timings(*spans_ms))
+
+    def warm_up(self, report: Report = silent) -> None:
+        """Real decisions at both ends of what is allowed, checked; an engine is not ready before.
+
+        Raises:
+            WarmUpError: a case failed, or did not come out finite, normalised and repeatable.
+        """
+        warm_up(lambda image, questions: self.decide(image, questions).probabilities, report)
 
     def check_image(self, image: bytes, media_type: str | None = None) -> tuple[Fault, ...]:
         """Every fault that the image file's header shows, without decoding it."""

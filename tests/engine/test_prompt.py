@@ -1,4 +1,4 @@
-"""Prompts against the golden vectors: every token and every position, with the tokenizer that synthetic checkpoints get."""
+"""Prompts against the golden vectors: tokens and positions, with the tokenizer that synthetic checkpoints get."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ CASES: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent.parent / "v
 
 
 @pytest.fixture(scope="module")
-def encoder() -> PromptEncoder:
-    return PromptEncoder(Tokenizer.from_str(build_tokenizer()["tokenizer.json"].decode()))
+def tokenizer_json() -> str:
+    return build_tokenizer()["tokenizer.json"].decode()
+
+
+@pytest.fixture(scope="module")
+def encoder(tokenizer_json: str) -> PromptEncoder:
+    return PromptEncoder(Tokenizer.from_str(tokenizer_json))
 
 
 def question_of(case: dict[str, Any]) -> Question:
@@ -65,9 +70,8 @@ def test_positions_are_the_references_on_all_three_axes(encoder: PromptEncoder, 
     assert axes[:, -1].tolist() == case["positions_tail"]
 
 
-def test_a_letter_of_two_tokens_is_no_tokenizer_for_us() -> None:
-    files = build_tokenizer()
-    spoiled = json.loads(files["tokenizer.json"])
+def test_a_letter_that_is_not_one_token_is_no_tokenizer_for_us(tokenizer_json: str) -> None:
+    spoiled = json.loads(tokenizer_json)
     # Without its one-byte token the letter falls apart into nothing.
     del spoiled["model"]["vocab"]["Q"]
     spoiled["model"]["merges"] = []
