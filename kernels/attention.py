@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.layout import layout_of
 from kernels.segments import Segments
 
 Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]
 
 
 def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -22,33 +24,77 @@ def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     Returns:
         `[N, H * d]`, model dtype.
     """
+    if q.is_cuda:
+        from kernels.gpu import attention as gpu
+
+        return gpu.full_attention(q, k, v)
     return _attend(q, k, v, mask=None)
 
 
-def shared_prefix_attention(
-    q: Tensor, k: Tensor, v: Tensor, past: tuple[Tensor, Tensor] | None, segments: Segments
-) -> Tensor:
-    """Causal attention with grouped heads: a suffix sees the past, the prefix and itself, but no other suffix.
+def extended(past: Pair | None, k: Tensor, v: Tensor, segments: Segments) -> Pair:
+    """The keys and values that every suffix shares: those of the past and of the prefix.
+
+    Args:
+        past: keys and values before the prefix, each `[P, KV, d]`, model dtype; None for none. On a GPU they must have
+            room for the prefix behind the past's rows, and it is written there.
+        k, v: `[T, KV, d]`, model dtype, packed as `segments` says.
+
+    Returns:
+        `[P + prefix, KV, d]` each; on a GPU `past` itself, with its room.
+    """
+    if k.is_cuda:
+        from kernels.gpu import attention as gpu
+
+        assert past is not None, "on a GPU a pass continues from a state, be it of no tokens"
+        gpu.extend(past, k, v, layout_of(segments))
+        return past
+    return continued(past, (k[segments.prefix], v[segments.prefix]))
+
+
+def shared_prefix_attention(q: Tensor, k: Tensor, v: Tensor, shared: Pair, segments: Segments) -> Tensor:
+    """Causal attention with grouped heads: a suffix sees what is shared and itself, but no other suffix.
 
     Args:
         q: `[T, H, d]`, model dtype, packed as `segments` says.
         k, v: `[T, KV, d]`, model dtype; H is a multiple of KV, and key head `j` serves the query heads `j * H / KV` up
             to the next (Ainslie et al. 2023, arXiv 2305.13245).
-        past: keys and values before the prefix, each `[P, KV, d]`, model dtype; None for none.
+        shared: of `extended`.
 
     Returns:
         `[T, H * d]`, model dtype.
     """
     assert q.shape[0] == k.shape[0] == segments.tokens
-    keys, values = continued(past, (k[segments.prefix], v[segments.prefix]))
-    outputs = [_attend_causal(q[segments.prefix], keys, values)] if segments.prefix_tokens else []
-    for rows in segments.suffixes:
-        own = continued((keys, values), (k[rows], v[rows]))
-        outputs.append(_attend_causal(q[rows], *own))
+    if q.is_cuda:
+        from kernels.gpu import attention as gpu
+
+        return gpu.shared_prefix_attention(q, k, v, shared, layout_of(segments), read_only=False)
+    outputs = [_attend_causal(q[segments.prefix], *shared)] if segments.prefix_tokens else []
+    outputs += [_attend_causal(q[rows], *continued(shared, (k[rows], v[rows]))) for rows in segments.suffixes]
     return torch.cat(outputs)
 
 
-def continued(past: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def last_rows_attention(q: Tensor, k: Tensor, v: Tensor, shared: Pair, segments: Segments) -> Tensor:
+    """As `shared_prefix_attention`, for queries of the suffixes' last rows only.
+
+    Args:
+        q: `[K, H, d]`, of the rows of `layout.last_rows`.
+        k, v, shared: as in `shared_prefix_attention`.
+
+    Returns:
+        `[K, H * d]`, model dtype.
+    """
+    if q.is_cuda:
+        from kernels.gpu import attention as gpu
+
+        return gpu.shared_prefix_attention(q, k, v, shared, layout_of(segments), read_only=True)
+    outputs = [
+        _attend_causal(q[place : place + 1], *continued(shared, (k[rows], v[rows])))
+        for place, rows in enumerate(segments.suffixes)
+    ]
+    return torch.cat(outputs) if outputs else q.flatten(1)
+
+
+def continued(past: Pair | None, new: Pair) -> Pair:
     """Keys and values `[P + T, KV, d]` of the past, if any, and the new ones."""
     if past is None:
         return new
@@ -65,6 +111,10 @@ def gate_output(attended: Tensor, gate: Tensor) -> Tensor:
     Returns:
         `[T, H * d]`, model dtype: the sigmoid is rounded, then the product.
     """
+    if attended.is_cuda:
+        from kernels.gpu import mlp as gpu
+
+        return gpu.gate_output(attended, gate)
     return attended * torch.sigmoid(gate)
 
 

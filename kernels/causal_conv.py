@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.layout import layout_of
 from kernels.norms import l2_norm
 from kernels.segments import Segments
 
@@ -52,6 +53,11 @@ def conv_silu_split(
         the convolution's state at the prefix's end. The convolution is rounded to the model dtype before SiLU and
         after it; queries and keys are then normalised in float32 and not rounded.
     """
+    if x.is_cuda:
+        from kernels.gpu import causal_conv as gpu
+
+        assert state is not None, "on a GPU a pass continues from a state, be it of zeros"
+        return gpu.conv_silu_split(x, weight, state, layout_of(segments), key_heads, value_heads, key_dim)
     mixed, end = causal_conv(x, weight, state, segments)
     mixed = F.silu(mixed)
     keys_width = key_heads * key_dim

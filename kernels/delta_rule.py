@@ -15,13 +15,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kernels.layout import CHUNK_TOKENS as CHUNK_TOKENS
+from kernels.layout import layout_of
 from kernels.segments import Segments
 
 Tensor = torch.Tensor
-
-# C: tokens that the chunked form solves at once. A prefix cut at a multiple of it is scanned in the same chunks as an
-# uncut one.
-CHUNK_TOKENS = 64
 
 
 def decay_and_strength(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,6 +35,10 @@ def decay_and_strength(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> 
 
     Source: the discretisation of Mamba (Gu and Dao 2023, arXiv 2312.00752).
     """
+    if a.is_cuda:
+        from kernels.gpu import delta_rule as gpu
+
+        return gpu.decay_and_strength(a, b, a_log, dt_bias)
     return -a_log.float().exp() * F.softplus(a.float() + dt_bias.float()), torch.sigmoid(b)
 
 
@@ -51,13 +53,19 @@ def gated_delta_rule(
         v: `[T, V, value_dim]`, model dtype.
         g: `[T, V]`, float32, at most 0.
         beta: `[T, V]`, any float dtype.
-        state: `[V, key_dim, value_dim]`, float32; None for zeros.
+        state: `[V, key_dim, value_dim]`, float32; None for zeros. On a GPU it is overwritten with the memory returned.
 
     Returns:
         `[T, V, value_dim]`, rounded to v's dtype, and the memory at the prefix's end,
         `[V, key_dim, value_dim]` float32.
     """
     assert q.shape[0] == segments.tokens
+    if q.is_cuda:
+        from kernels.gpu import delta_rule as gpu
+
+        assert state is not None, "on a GPU a pass continues from a state, be it of zeros"
+        prefix = segments.prefix_tokens > 0
+        return gpu.gated_delta_rule(q, k, v, g, beta, state, layout_of(segments), prefix), state
     if state is None:
         state = v.new_zeros(v.shape[1], k.shape[2], v.shape[2], dtype=torch.float32)
 

@@ -37,6 +37,10 @@ def lora_linear(
     Source: Hu et al. 2021 (arXiv 2106.09685); the roundings are those of PEFT 0.21 over a BF16 base.
     """
     assert lora.down.dtype == lora.up.dtype == torch.float32
+    if x.is_cuda:
+        from kernels.gpu import lora as gpu
+
+        return gpu.lora_linear(x, weight, bias, *lora, activation)
     base = F.linear(x, weight, bias)
     branch = F.linear(F.linear(x.float(), lora.down), lora.up) * lora.scale
     return _activate((base + branch).to(x.dtype), activation)

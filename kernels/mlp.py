@@ -17,5 +17,9 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 
     Source: Shazeer 2020 (arXiv 2002.05202).
     """
+    if gate_up.is_cuda:
+        from kernels.gpu import mlp as gpu
+
+        return gpu.swiglu(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up

@@ -26,6 +26,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Source: Zhang and Sennrich 2019 (arXiv 1910.07467); `1 + weight` as in Gemma and Qwen3-Next.
     """
+    if x.is_cuda:
+        from kernels.gpu import norms as gpu
+
+        return gpu.rms_norm(x, weight, eps)
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return (scaled * (1.0 + weight.float())).to(x.dtype)
@@ -41,6 +45,10 @@ def add_rms_norm(residual: Tensor, delta: Tensor, weight: Tensor, eps: float) ->
     Returns:
         The sum `[T, D]`, rounded to the model dtype, and the norm of the rounded sum `[T, D]`.
     """
+    if residual.is_cuda:
+        from kernels.gpu import norms as gpu
+
+        return gpu.add_rms_norm(residual, delta, weight, eps)
     total = residual + delta
     return total, rms_norm(total, weight, eps)
 
@@ -59,6 +67,10 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
 
     Source: the gated norm of Mamba-2 (Dao and Gu 2024, arXiv 2405.21060), norm before gate.
     """
+    if x.is_cuda:
+        from kernels.gpu import norms as gpu
+
+        return gpu.gated_rms_norm(x, gate, weight, eps)
     tokens, heads, width = x.shape
     wide = x.float()
     scaled = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
@@ -76,6 +88,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     Returns:
         `[N, D]`, model dtype: everything in float32, rounded once.
     """
+    if x.is_cuda:
+        from kernels.gpu import norms as gpu
+
+        return gpu.layer_norm(x, weight, bias, eps)
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
 
@@ -89,6 +105,10 @@ def add_layer_norm(residual: Tensor, delta: Tensor, weight: Tensor, bias: Tensor
     Returns:
         The sum `[N, D]`, rounded to the model dtype, and the norm of the rounded sum `[N, D]`.
     """
+    if residual.is_cuda:
+        from kernels.gpu import norms as gpu
+
+        return gpu.add_layer_norm(residual, delta, weight, bias, eps)
     total = residual + delta
     return total, layer_norm(total, weight, bias, eps)
 

@@ -34,6 +34,10 @@ def pack_patches(
     height, width, channels = pixels.shape
     block = patch * merge
     assert pixels.dtype == torch.uint8 and height % block == 0 and width % block == 0, (pixels.dtype, pixels.shape)
+    if pixels.is_cuda:
+        from kernels.gpu import patches as gpu
+
+        return gpu.pack_patches(pixels, patch, frames, merge, dtype)
     values = ((pixels.float() - PIXEL_CENTRE) / PIXEL_CENTRE).to(dtype)
     # [block row, row in block, y, block column, column in block, x, channel]
     split = values.view(height // block, merge, patch, width // block, merge, patch, channels)

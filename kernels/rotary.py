@@ -69,6 +69,10 @@ def split_rotate_vision(qkv: Tensor, table: Table, heads: int) -> tuple[Tensor, 
     Returns:
         Three of `[N, H, d]`, model dtype; the rotation is computed in float32 and rounded once.
     """
+    if qkv.is_cuda:
+        from kernels.gpu import rotary as gpu
+
+        return gpu.split_rotate_vision(qkv, table, heads)
     q, k, v = qkv.reshape(qkv.shape[0], 3, heads, -1).unbind(1)
     return _rotate(q.float(), table).to(q.dtype), _rotate(k.float(), table).to(k.dtype), v
 
@@ -82,13 +86,17 @@ def split_norm_rotate(
         projected: `[T, (2 * H + 2 * KV) * d]`, model dtype; its columns are queries, gate, keys, values.
         q_weight, k_weight: `[d]`, model dtype, of a `1 + weight` norm over each head.
         table: of `mrope_table`, model dtype; the dims of a head past `2 * half` are not rotated.
-        heads: H, of the queries and the gate.
-        kv_heads: KV.
+        heads: H, of the queries and the gate; 0 if there are none.
+        kv_heads: KV; 0 if there are no keys and values.
 
     Returns:
         queries `[T, H, d]`, keys `[T, KV, d]`, values `[T, KV, d]`, gate `[T, H * d]`, all model dtype. Rounded after
         the norm, after each product with the table and after their sum.
     """
+    if projected.is_cuda:
+        from kernels.gpu import rotary as gpu
+
+        return gpu.split_norm_rotate(projected, q_weight, k_weight, table, heads, kv_heads, eps)
     tokens, columns = projected.shape
     width = columns // (2 * heads + 2 * kv_heads)
     q, gate, k, v = torch.split(projected, [heads * width, heads * width, kv_heads * width, kv_heads * width], dim=1)

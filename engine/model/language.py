@@ -16,9 +16,10 @@ import torch.nn.functional as F
 
 from engine.config import TextConfig
 from engine.model.state import DeltaState, KeyValueState, LayerState, State
-from kernels.attention import continued, gate_output, shared_prefix_attention
+from kernels.attention import extended, gate_output, last_rows_attention, shared_prefix_attention
 from kernels.causal_conv import conv_silu_split
 from kernels.delta_rule import decay_and_strength, gated_delta_rule
+from kernels.layout import last_rows
 from kernels.linear import linear
 from kernels.mlp import swiglu
 from kernels.norms import add_rms_norm, gated_rms_norm, rms_norm
@@ -73,6 +74,11 @@ class DeltaMixer:
         gated = gated_rms_norm(output, z, self.norm, config.rms_norm_eps)
         return linear(gated, self.out_proj), DeltaState(conv_end, memory)
 
+    def last(self, normed: Tensor, packing: Packing, state: LayerState | None) -> tuple[Tensor, LayerState]:
+        """As a call, but return only the suffixes' last rows `[K, D]`; all rows are mixed to get there."""
+        mixed, end = self(normed, packing, state)
+        return last_rows(mixed, packing.segments), end
+
 
 @dataclass(frozen=True)
 class AttentionMixer:
@@ -91,19 +97,38 @@ class AttentionMixer:
     def __call__(self, normed: Tensor, packing: Packing, state: LayerState | None) -> tuple[Tensor, LayerState]:
         """Mix `[T, D]`; returns `[T, D]` and the layer's state at the prefix's end."""
         assert state is None or isinstance(state, KeyValueState)
-        config, segments = self.config, packing.segments
-        q, k, v, gate = split_norm_rotate(
-            linear(normed, self.in_proj),
+        q, k, v, gate = self._project(normed, self.in_proj, packing.table)
+        end = KeyValueState(*extended(state, k, v, packing.segments))
+        attended = shared_prefix_attention(q, k, v, end, packing.segments)
+        return linear(gate_output(attended, gate), self.out_proj), end
+
+    def last(self, normed: Tensor, packing: Packing, state: LayerState | None) -> tuple[Tensor, LayerState]:
+        """As a call, but mix only the suffixes' last rows: `[K, D]`. Of the other rows only keys and values matter."""
+        assert state is None or isinstance(state, KeyValueState)
+        segments = packing.segments
+        asking, asked = torch.split(
+            self.in_proj, [2 * self.config.attention_size, 2 * self.config.key_value_size], dim=0
+        )
+        _, k, v, _ = self._project(normed, asked, packing.table, heads=0)
+        cos, sin = (last_rows(part, segments) for part in packing.table)
+        q, _, _, gate = self._project(last_rows(normed, segments), asking, (cos, sin), kv_heads=0)
+        end = KeyValueState(*extended(state, k, v, segments))
+        attended = last_rows_attention(q, k, v, end, segments)
+        return linear(gate_output(attended, gate), self.out_proj), end
+
+    def _project(
+        self, normed: Tensor, weight: Tensor, table: Table, heads: int | None = None, kv_heads: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries, keys, values and gate by the rows of `in_proj` that are given."""
+        return split_norm_rotate(
+            linear(normed, weight),
             self.q_norm,
             self.k_norm,
-            packing.table,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            eps=config.rms_norm_eps,
+            table,
+            heads=self.config.num_attention_heads if heads is None else heads,
+            kv_heads=self.config.num_key_value_heads if kv_heads is None else kv_heads,
+            eps=self.config.rms_norm_eps,
         )
-        attended = shared_prefix_attention(q, k, v, state, segments)
-        end = KeyValueState(*continued(state, (k[segments.prefix], v[segments.prefix])))
-        return linear(gate_output(attended, gate), self.out_proj), end
 
 
 @dataclass(frozen=True)
@@ -166,26 +191,51 @@ class LanguageModel:
             The rows of each suffix's last token after the final norm, `[K, D]`, model dtype, and the state at the
             prefix's end. Its tensors may be views of larger ones: `State.copy` what is to be kept.
         """
-        states: list[LayerState] = []
-        for step in self.run(hidden, positions, segments, state):
-            states.append(step.state)
-        past_tokens = state.tokens if state else 0
-        return step.normed[list(segments.last_rows)], State(past_tokens + segments.prefix_tokens, tuple(states))
+        packing = self._pack(hidden, positions, segments)
+        *starts, last_start = state.layers if state else [None] * len(self.layers)
+        *layers, last_layer = self.layers
+        ends: list[LayerState] = []
+        normed = rms_norm(hidden, self.layers[0].input_norm, self.config.rms_norm_eps)
+        for step in self._run(layers, hidden, normed, packing, starts):
+            hidden, normed = step.hidden, step.normed
+            ends.append(step.state)
+        # The last layer works only where it is read.
+        mixed, end = last_layer.mixer.last(normed, packing, last_start)
+        _, normed = self._mlp(last_layer, last_rows(hidden, segments), mixed, self.final_norm)
+        return normed, State((state.tokens if state else 0) + segments.prefix_tokens, (*ends, end))
 
     def run(
         self, hidden: Tensor, positions: Tensor, segments: Segments, state: State | None = None
     ) -> Iterator[LayerOutput]:
-        """A pass as `prefill` makes it, layer by layer."""
+        """A pass as `prefill` makes it, layer by layer, with all rows of the last layer too."""
+        packing = self._pack(hidden, positions, segments)
+        normed = rms_norm(hidden, self.layers[0].input_norm, self.config.rms_norm_eps)
+        starts = state.layers if state else [None] * len(self.layers)
+        return self._run(self.layers, hidden, normed, packing, starts)
+
+    def _pack(self, hidden: Tensor, positions: Tensor, segments: Segments) -> Packing:
         assert hidden.shape == (segments.tokens, self.config.hidden_size), (hidden.shape, segments)
         assert positions.shape == (3, segments.tokens), (positions.shape, segments)
+        return Packing(segments, mrope_table(positions, self.frequencies, self.config.mrope_section, hidden.dtype))
+
+    def _run(
+        self,
+        layers: Sequence[Layer],
+        hidden: Tensor,
+        normed: Tensor,
+        packing: Packing,
+        starts: Sequence[LayerState | None],
+    ) -> Iterator[LayerOutput]:
+        """The first layers, which are given, over the residual stream and its rows under the first norm."""
+        next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.final_norm]
+        for layer, next_norm, start in zip(layers, next_norms, starts, strict=False):
+            mixed, end = layer.mixer(normed, packing, start)
+            hidden, normed = self._mlp(layer, hidden, mixed, next_norm)
+            yield LayerOutput(hidden, normed, end)
+
+    def _mlp(self, layer: Layer, hidden: Tensor, mixed: Tensor, next_norm: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's second half: the residual stream after it, and its rows under the next norm."""
         eps = self.config.rms_norm_eps
-        packing = Packing(segments, mrope_table(positions, self.frequencies, self.config.mrope_section, hidden.dtype))
-        norms = [*(layer.input_norm for layer in self.layers), self.final_norm]
-        states = state.layers if state else [None] * len(self.layers)
-        normed = rms_norm(hidden, norms[0], eps)
-        for layer, next_norm, layer_state in zip(self.layers, norms[1:], states, strict=True):
-            mixed, layer_end = layer.mixer(normed, packing, layer_state)
-            hidden, normed = add_rms_norm(hidden, mixed, layer.post_norm, eps)
-            wide = swiglu(linear(normed, layer.gate_up))
-            hidden, normed = add_rms_norm(hidden, linear(wide, layer.down), next_norm, eps)
-            yield LayerOutput(hidden, normed, layer_end)
+        hidden, normed = add_rms_norm(hidden, mixed, layer.post_norm, eps)
+        wide = swiglu(linear(normed, layer.gate_up))
+        return add_rms_norm(hidden, linear(wide, layer.down), next_norm, eps)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.attention import continued, full_attention, gate_output, shared_prefix_attention
+from kernels.attention import (
+    continued,
+    extended,
+    full_attention,
+    gate_output,
+    last_rows_attention,
+    shared_prefix_attention,
+)
 from kernels.segments import Segments
 from tests.kernels.oracles import DTYPES, assert_close, rand
 
@@ -46,14 +53,16 @@ def test_suffixes_see_past_prefix_and_themselves(prefix_tokens: int, past_tokens
         if past_tokens
         else None
     )
-    found = shared_prefix_attention(q, k, v, past, segments)
-    shared = continued(past, (k[segments.prefix], v[segments.prefix]))
+    shared = extended(past, k, v, segments)
+    found = shared_prefix_attention(q, k, v, shared, segments)
     if prefix_tokens:
         oracle = explicit(q[segments.prefix], *shared, causal=True)
         assert_close(found[segments.prefix], oracle, dtype)
     for rows in segments.suffixes:
         oracle = explicit(q[rows], *continued(shared, (k[rows], v[rows])), causal=True)
         assert_close(found[rows], oracle, dtype)
+    last = list(segments.last_rows)
+    assert_close(last_rows_attention(q[last], k, v, shared, segments), found[last].double(), dtype)
 
 
 def test_continued_joins_keys_and_values_in_order() -> None:

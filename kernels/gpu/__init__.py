@@ -1,0 +1,6 @@
+"""The same functions for CUDA tensors, in Triton: each module mirrors one of `kernels`, launchers and kernels only.
+
+`kernels` imports a module of these when it meets its first CUDA tensor, because Triton is installed only where there
+is a GPU. Shapes, dtypes, roundings and sources are said once, at the function of `kernels` with the same name. Tile
+sizes are constants and not tuned at run time: another tile could sum in another order and give other bits.
+"""

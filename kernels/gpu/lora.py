@@ -1,0 +1,160 @@
+"""The float32 low-rank branch on the GPU, without a float32 tensor as wide as the layer.
+
+The base product is cuBLAS's. The branch's inner product reads the activations once and leaves `[N, rank]`; its outer
+product, the addition and the activation happen where the output is written. A BF16 activation times a float32 weight
+is exact in three BF16 products with the weight's high, middle and low eight bits, which tensor cores add in float32:
+float32 arithmetic at BF16's speed.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+Tensor = torch.Tensor
+
+DOWN_ROWS = 32
+DOWN_COLUMNS = 128
+UP_ROWS = 32
+UP_COLUMNS = 256
+MIN_RANK = 16
+# Of the outer product's float32 operands (Triton's `input_precision`): TF32 three times, about 21 bits.
+UP_PRECISION = "tf32x3"
+
+
+def lora_linear(
+    x: Tensor, weight: Tensor, bias: Tensor, down: Tensor, up: Tensor, scale: float, activation: str
+) -> Tensor:
+    """See `kernels.lora.lora_linear`."""
+    assert x.is_contiguous() and down.is_contiguous() and up.is_contiguous()
+    inner = lora_down(x, down)
+    return lora_up_(F.linear(x, weight, bias), inner, up, scale, activation)
+
+
+def lora_down(x: Tensor, down: Tensor) -> Tensor:
+    """`x A^T` of `x` `[N, in]`, model dtype, and A `[rank, in]`, float32: `[N, rank]`, float32."""
+    rows, width = x.shape
+    rank = down.shape[0]
+    inner = torch.empty(rows, rank, dtype=torch.float32, device=x.device)
+    _down[(triton.cdiv(rows, DOWN_ROWS),)](
+        x,
+        down,
+        inner,
+        rows,
+        width,
+        rank,
+        ROWS=DOWN_ROWS,
+        COLUMNS=DOWN_COLUMNS,
+        RANK=max(MIN_RANK, triton.next_power_of_2(rank)),
+        SPLIT=x.dtype == torch.bfloat16,
+        num_warps=4,
+        num_stages=3,
+    )
+    return inner
+
+
+@triton.jit
+def _down(
+    x,
+    down,
+    inner,
+    rows,
+    width,
+    rank,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RANK: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    member = tl.arange(0, RANK)[None, :]
+    total = tl.zeros([ROWS, RANK], tl.float32)
+    for first in range(0, width, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        here = tl.load(
+            x + row.to(tl.int64) * width + column[None, :], mask=(row < rows) & (column[None, :] < width), other=0.0
+        )
+        a = tl.load(
+            down + member * width + column[:, None], mask=(member < rank) & (column[:, None] < width), other=0.0
+        )
+        if SPLIT:
+            high = a.to(tl.bfloat16)
+            rest = a - high.to(tl.float32)
+            middle = rest.to(tl.bfloat16)
+            low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+            total = tl.dot(here, high, total)
+            total = tl.dot(here, middle, total)
+            total = tl.dot(here, low, total)
+        else:
+            total = tl.dot(here, a, total, input_precision="ieee")
+    tl.store(inner + row.to(tl.int64) * rank + member, total, mask=(row < rows) & (member < rank))
+
+
+def lora_up_(base: Tensor, inner: Tensor, up: Tensor, scale: float, activation: str) -> Tensor:
+    """`activation(base + scale * inner B^T)`, written over `base` `[N, out]` and returned.
+
+    `inner` is `[N, rank]` and `up` (B) `[out, rank]`, both float32.
+    """
+    rows, width = base.shape
+    rank = up.shape[1]
+    assert base.is_contiguous() and inner.is_contiguous()
+    _up[(triton.cdiv(rows, UP_ROWS), triton.cdiv(width, UP_COLUMNS))](
+        base,
+        inner,
+        up,
+        scale,
+        rows,
+        width,
+        rank,
+        ROWS=UP_ROWS,
+        COLUMNS=UP_COLUMNS,
+        RANK=max(MIN_RANK, triton.next_power_of_2(rank)),
+        ACTIVATION=activation,
+        PRECISION=UP_PRECISION if base.dtype == torch.bfloat16 else "ieee",
+        num_warps=4,
+    )
+    return base
+
+
+@triton.jit
+def _activate(x, ACTIVATION: tl.constexpr):
+    """GELU by the tanh formula (`x / (1 + exp(-2 y))` is `x (1 + tanh y) / 2`), or by the error function."""
+    if ACTIVATION == "gelu_tanh":
+        y = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        x = x / (1.0 + tl.exp(-2.0 * y))
+    if ACTIVATION == "gelu":
+        x = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
+    return x
+
+
+@triton.jit
+def _up(
+    base,
+    inner,
+    up,
+    scale,
+    rows,
+    width,
+    rank,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RANK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    member = tl.arange(0, RANK)
+    h = tl.load(
+        inner + row.to(tl.int64) * rank + member[None, :], mask=(row < rows) & (member[None, :] < rank), other=0.0
+    )
+    b = tl.load(up + column * rank + member[:, None], mask=(column < width) & (member[:, None] < rank), other=0.0)
+    branch = tl.dot(h, b, input_precision=PRECISION) * scale
+    place = base + row.to(tl.int64) * width + column
+    inside = (row < rows) & (column < width)
+    value = tl.load(place, mask=inside, other=0.0)
+    total = (value.to(tl.float32) + branch).to(value.dtype).to(tl.float32)
+    tl.store(place, _activate(total, ACTIVATION).to(value.dtype), mask=inside)
