@@ -72,11 +72,11 @@ def check_sources(
     _check_listed(adapter.name, pin.adapter.files, (ADAPTER_CONFIG, ADAPTER_WEIGHTS), mismatches)
     if base / CONFIG not in sound:
         return None
-    config = _attempt(mismatches, lambda: ModelConfig.from_file(base / CONFIG))
-    if config is None:
+    raw_config = _attempt(mismatches, lambda: parse_object((base / CONFIG).read_bytes(), f"{base.name}/{CONFIG}"))
+    config = None if raw_config is None else _attempt(mismatches, partial(ModelConfig.from_dict, raw_config))
+    if raw_config is None or config is None:
         return None
-    mtp_layers = mtp_layer_count(parse_object((base / CONFIG).read_bytes(), CONFIG))
-    _check_tensors(base, pin.base.files, base_tensors(config, mtp_layers), sound, mismatches)
+    _check_tensors(base, pin.base.files, base_tensors(config, mtp_layer_count(raw_config)), sound, mismatches)
     if base / PREPROCESSOR_CONFIG in sound:
         _check_preprocessor(base / PREPROCESSOR_CONFIG, config, mismatches)
     if {base / TOKENIZER, base / TOKENIZER_CONFIG} <= set(sound):

@@ -106,19 +106,16 @@ def staged_folder(out: Path) -> Iterator[Path]:
         raise FileExistsError(f"{out} is there already; remove it first or choose another place")
     stage = out.parent / f".{out.name}.partial"
     stage.mkdir(parents=True, exist_ok=True)
-    lock = os.open(stage, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        _lock(lock, out)
-        _clear(stage)
-        yield stage
-        sync_folder(stage)
-        stage.rename(out)
-        sync_folder(out.parent)
-    except BaseException:
-        shutil.rmtree(stage, ignore_errors=True)
-        raise
-    finally:
-        os.close(lock)
+    with _locked(stage, out):
+        try:
+            _clear(stage)
+            yield stage
+            sync_folder(stage)
+            stage.rename(out)
+            sync_folder(out.parent)
+        except BaseException:
+            shutil.rmtree(stage, ignore_errors=True)
+            raise
 
 
 def sync_folder(folder: Path) -> None:
@@ -132,11 +129,16 @@ def sync_folder(folder: Path) -> None:
                 os.close(descriptor)
 
 
-def _lock(descriptor: int, out: Path) -> None:
+@contextmanager
+def _locked(folder: Path, out: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     except BlockingIOError as error:
         raise FileExistsError(f"{out} is being made by another process") from error
+    finally:
+        os.close(descriptor)
 
 
 def _clear(folder: Path) -> None:

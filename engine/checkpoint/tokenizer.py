@@ -39,22 +39,38 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     try:
         tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-        raw = parse_object((folder / TOKENIZER_CONFIG).read_bytes(), TOKENIZER_CONFIG)
-    except CheckpointError:
-        raise
     except Exception as error:  # the Rust side raises bare Exception
         raise CheckpointError([f"{folder.name}/{TOKENIZER}: not a readable tokenizer ({error})"]) from error
     faults: list[str] = []
-    decoder = raw.get("added_tokens_decoder", {})
-    entries = sorted(decoder.items(), key=lambda entry: int(entry[0])) if isinstance(decoder, dict) else []
-    for token_id, entry in entries:
-        if tokenizer.token_to_id(entry["content"]) is None:
-            tokenizer.add_tokens([AddedToken(entry["content"], normalized=False, special=bool(entry.get("special")))])
-        if (found := tokenizer.token_to_id(entry["content"])) != int(token_id):
-            faults.append(f"{TOKENIZER_CONFIG}: {entry['content']!r} should have id {token_id}, it gets {found}")
+    for token_id, token in _added_by_config(folder):
+        if tokenizer.token_to_id(token.content) is None:
+            tokenizer.add_tokens([token])
+        if (found := tokenizer.token_to_id(token.content)) != token_id:
+            faults.append(
+                f"{folder.name}/{TOKENIZER_CONFIG}: {token.content!r} should have id {token_id}, it gets {found}"
+            )
     if faults:
         raise CheckpointError(faults)
     return tokenizer
+
+
+def _added_by_config(folder: Path) -> list[tuple[int, AddedToken]]:
+    """`added_tokens_decoder` of a `tokenizer_config.json`, by rising id."""
+    place = f"{folder.name}/{TOKENIZER_CONFIG}"
+    try:
+        raw = parse_object((folder / TOKENIZER_CONFIG).read_bytes(), place)
+    except OSError as error:
+        raise CheckpointError([f"{place}: cannot be read ({error.strerror})"]) from error
+    decoder = raw.get("added_tokens_decoder", {})
+    added = []
+    for token_id, entry in decoder.items() if isinstance(decoder, dict) else [("", decoder)]:
+        match entry:
+            case {"content": str(content), **others} if token_id.isdecimal():
+                token = AddedToken(content, normalized=False, special=others.get("special") is True)
+                added.append((int(token_id), token))
+            case _:
+                raise CheckpointError([f"{place}: added_tokens_decoder has {entry!r} as {token_id!r}, not a token"])
+    return sorted(added, key=lambda pair: pair[0])
 
 
 def build_tokenizer() -> dict[str, bytes]:
