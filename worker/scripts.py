@@ -179,8 +179,8 @@ return {'done', status, queue_ms, total_ms, redis.call('LINDEX', QUEUE, 0) or ''
 """)
 
 # Args: worker, worker key, RQ's worker key, RQ's workers, RQ's workers of the queue, id and token of the job in hand
-# ("" when none), lease s, ttl s, state ("" while serving: the server knows if it is busy), number of own fields, own
-# fields and values, RQ's fields and values. Returns {"held" | "lost" | "none", 1 if the job was cancelled else 0}.
+# ("" when none), lease s, ttl s, state ("" while serving: the server knows if it is busy), number of own fields and
+# values, these, RQ's fields and values. Returns "held" | "lost" | "none".
 BEAT = script("""
 local worker, worker_key, rq_worker_key, rq_workers, rq_queue_workers, id, token, lease_s, ttl_s, state, count =
   unpack(ARGV, 8)
@@ -192,7 +192,7 @@ local ours, rqs = {}, {}
 for i = 19, 18 + tonumber(count) do ours[#ours + 1] = ARGV[i] end
 for i = 19 + tonumber(count), #ARGV do rqs[#rqs + 1] = ARGV[i] end
 
-local held, cancelled = 'none', 0
+local held = 'none'
 if id ~= '' then
   local member = id .. ':' .. token
   held = 'lost'
@@ -200,7 +200,6 @@ if id ~= '' then
     held = 'held'
     redis.call('ZADD', LEASES, 'XX', NOW_S + tonumber(lease_s), member)
   end
-  if own(JOB .. id, 'hash') and redis.call('HEXISTS', JOB .. id, 'cancel') == 1 then cancelled = 1 end
 end
 
 local is_busy = redis.call('HEXISTS', worker_key, 'job') == 1
@@ -215,7 +214,7 @@ redis.call('HSETNX', rq_worker_key, 'birth', iso(NOW_US))
 redis.call('EXPIRE', rq_worker_key, ttl_s)
 redis.call('SADD', rq_workers, rq_worker_key)
 redis.call('SADD', rq_queue_workers, rq_worker_key)
-return {held, cancelled}
+return held
 """)
 
 # Args: the most entries of each kind to look at, RQ's workers, RQ's workers of the queue. Drops what has ended or is

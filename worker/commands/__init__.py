@@ -1,1 +1,1 @@
-"""The commands of `python -m worker`, one a module: each registers its parser and runs."""
+"""The commands of `python -m worker`, one a module: `add_parser` declares it, its `func` runs it for an exit code."""

@@ -1,0 +1,123 @@
+"""A worker without a model: its engine answers from the image's and the questions' bytes alone.
+
+Run as a module it is `python -m worker` with this engine. What it does with a question is asked for by the question's
+goal: `sleep 0.5`, `raise`, `fatal`, `refuse`, `kill`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from engine.errors import DeviceError, Fault, Refusal, WarmUpError
+from worker import __main__ as command_line
+from worker.answer import Question, Report
+from worker.commands.run import run
+from worker.lock import Device
+from worker.worker import GpuWorker
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@dataclass(frozen=True)
+class NoopIdentity:
+    name: str = "noop@0:test"
+    hashes: Mapping[str, str] = field(default_factory=lambda: {"base": "00ff"})
+
+
+@dataclass(frozen=True)
+class NoopTimings:
+    prepare_ms: float = 1.5
+    vision_ms: float = 2.25
+    language_ms: float = 3.125
+
+
+@dataclass(frozen=True)
+class NoopDecision:
+    probabilities: tuple[tuple[float, ...], ...]
+    input_tokens: int
+    timings: NoopTimings = NoopTimings()
+
+
+class NoopEngine:
+    """Probabilities are a function of the bytes asked about."""
+
+    device = "noop"
+
+    def __init__(self) -> None:
+        self.identity = NoopIdentity()
+        self.decided: list[str] = []
+
+    def warm_up(self, report: Report) -> None:
+        report("warm-up", 1, 1)
+        if os.environ.get("NOOP_WARM_UP") == "fail":
+            raise WarmUpError("the warm-up decision did not add up to 1")
+
+    def check_image(self, image: bytes, media_type: str | None = None) -> tuple[Fault, ...]:
+        if image.startswith(PNG):
+            return ()
+        return (Fault("state.image", "this is no PNG file; send one", "unsupported_format"),)
+
+    def decide(self, image: bytes, questions: Sequence[Question], *, media_type: str | None = None) -> NoopDecision:
+        if faults := self.check_image(image, media_type):
+            raise Refusal(faults)
+        self.decided.append(questions[0].goal)
+        _obey(questions[0].goal)
+        probabilities = tuple(probabilities_of(image, question) for question in questions)
+        return NoopDecision(probabilities, sum(len(question.goal) for question in questions))
+
+
+def probabilities_of(image: bytes, question: Question) -> tuple[float, ...]:
+    """Something that changes with every byte."""
+    seeds = [hashlib.sha256(image + repr((question.goal, label)).encode()).digest() for label in question.labels]
+    weights = [1 + int.from_bytes(seed[:4], "big") for seed in seeds]
+    return tuple(weight / sum(weights) for weight in weights)
+
+
+def _obey(goal: str) -> None:
+    match goal.split():
+        case ["sleep", seconds]:
+            time.sleep(float(seconds))
+        case ["raise"]:
+            raise RuntimeError("secret prompt text")
+        case ["refuse"]:
+            raise Refusal((Fault("questions.q", "the prompt is too long", "prompt_too_long"),))
+        case ["fatal"]:
+            raise DeviceError("the device is gone")
+        case ["kill"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class NoopWorker(GpuWorker):
+    """`GpuWorker` with this engine, on a device of its own unless one is named."""
+
+    def choose_device(self) -> Device:
+        name = self.settings.device or f"noop-{self.name}"
+        return Device(name, "no device", name)
+
+    def load_engine(self, device: Device, report: Report) -> NoopEngine:
+        pause_s = float(os.environ.get("NOOP_LOAD_S", "0")) / 4
+        for phase in ("verify", "load"):
+            for done in (1, 2):
+                time.sleep(pause_s)
+                report(phase, done, 2)
+        return NoopEngine()
+
+
+def main() -> int:
+    parser = command_line.build_parser()
+    arguments = parser.parse_args()
+    if arguments.func is run:
+        arguments.func = partial(run, worker_class=NoopWorker)
+    code: int = arguments.func(arguments)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""`python -m worker run`: one worker on one device, with the bundled server beside it if asked for."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import redis
+
+from worker.embedded import EmbeddedServer
+from worker.settings import DEFAULT_REDIS_URL, Settings, SettingsError
+from worker.worker import EXIT_USAGE, GpuWorker
+
+DEFAULT_EMBEDDED_FOLDER = ".cua-server"
+EPILOG = """examples:
+  python -m worker run --checkpoint checkpoint/            one worker on the first GPU, or the CPU
+  python -m worker run --checkpoint tiny/ --embedded       the same with the bundled server; it prints its URL
+
+Every option is also an environment variable (CUA_REDIS_URL, CUA_QUEUE, CUA_CHECKPOINT, CUA_DEVICE, CUA_PREFIX,
+CUA_RESULT_TTL_S, CUA_LEASE_S, CUA_BEAT_S, CUA_MAX_ATTEMPTS, CUA_PATIENCE_S, CUA_RUNTIME_DIR).
+
+exit codes: 0 left as asked, 1 gave up on the server, 2 wrong settings, 3 the checkpoint is not what its pin says,
+4 the warm-up failed, 5 the device failed
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser(
+        "run",
+        help="take jobs from the queue and answer them",
+        description="Verify, load and warm up a checkpoint, then answer jobs until SIGTERM or Ctrl-C.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--redis-url", metavar="URL", help=f"the server (default {DEFAULT_REDIS_URL})")
+    parser.add_argument("--queue", metavar="NAME", help="the queue (default screenshots)")
+    parser.add_argument("--checkpoint", metavar="DIR", help="the checkpoint's folder (default checkpoint)")
+    parser.add_argument("--device", metavar="DEVICE", help="cuda:<index> or cpu (default: the first GPU, else the CPU)")
+    parser.add_argument("--name", help="the worker's name (default: the host's and a random part)")
+    parser.add_argument("--burst", action="store_true", help="leave when the queue is empty")
+    parser.add_argument(
+        "--embedded",
+        metavar="DIR",
+        nargs="?",
+        const=DEFAULT_EMBEDDED_FOLDER,
+        help=f"start the bundled server with its data in DIR (default {DEFAULT_EMBEDDED_FOLDER})",
+    )
+    parser.set_defaults(func=run)
+
+
+def run(arguments: argparse.Namespace, worker_class: type[GpuWorker] = GpuWorker) -> int:
+    """Run a worker until it leaves; returns its exit code."""
+    with contextlib.ExitStack() as stack:
+        try:
+            settings = _settings(arguments)
+            if arguments.embedded:
+                server = stack.enter_context(EmbeddedServer(Path(arguments.embedded)))
+                settings = replace(settings, redis_url=server.url)
+                print(f"server {server.url} (data in {arguments.embedded})", flush=True)
+            connection = redis.Redis.from_url(settings.redis_url)
+            worker = worker_class(settings.queue, arguments.name, connection=connection, settings=settings)
+        except (SettingsError, ValueError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return EXIT_USAGE
+        try:
+            worker.work(burst=arguments.burst)
+        except SystemExit:
+            return worker.exit_code
+        return 0
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """The environment's settings with the command line's over them."""
+    names = {field.name for field in fields(Settings)}
+    given = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
+    return replace(Settings.from_environment(), **given)

@@ -1,0 +1,256 @@
+"""The worker's talk with the server: take, finish, tidy up, and patience while the server is gone.
+
+Every step may be sent again after a lost reply, so each is, with growing pauses, until the server answers or the
+patience ends. It knows no request and no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, NamedTuple, TypeVar
+
+import redis
+import redis.exceptions as redis_errors
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.retry import Retry
+from rq.connections import get_connection_kwargs
+
+from producer.limits import MAX_PAYLOAD_BYTES
+from producer.scripts import Command, Script, call
+from worker.answer import Outcome
+from worker.scripts import CLAIM, FINISH, LEAVE, MAINTAIN
+from worker.settings import Settings, SettingsError
+
+# One blocking pop lasts this long: an idle worker notices within it that it shall stop, or that a lease has ended.
+BLOCK_S = 1.0
+SOCKET_TIMEOUT_S = 15.0
+CONNECT_TIMEOUT_S = 5.0
+# Entries of a queue or registry that one script looks at.
+SCAN_BUDGET = 512
+MAINTENANCE_INTERVAL_S = 10.0
+NEWEST_UNSUPPORTED_SERVER = 6
+
+log = logging.getLogger("worker")
+T = TypeVar("T")
+
+
+class ServerLost(Exception):
+    """The server stayed away for longer than the patience."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A job in hand: the lease's `token` is the right to end it. Times are the server's."""
+
+    job_id: str
+    token: str
+    attempts: int
+    queue_ms: float
+    enqueued_us: int
+    sha256: str
+    payload: bytes
+
+
+class Ended(NamedTuple):
+    """How the server wrote a job's end: its status may be `cancelled` instead of what the worker had."""
+
+    status: str
+    queue_ms: str
+    total_ms: str
+
+
+class Link:
+    """One worker's connection for its jobs. Not shared between threads.
+
+    Args:
+        client: from `own_client`.
+        name: the worker's name.
+        is_stopping: whether the worker shall leave; a wait for the server ends then, unless a job is in hand.
+    """
+
+    def __init__(
+        self, client: redis.Redis, settings: Settings, name: str, is_stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._redis = client
+        self._settings = settings
+        self._keys = settings.keys
+        self._name = name
+        self._is_stopping = is_stopping
+        self._worker_keys = (self._keys.worker(name), self._keys.rq_worker(name))
+        self._tokens = (f"{uuid.uuid4().hex[:16]}-{number}" for number in count(1))
+        self._hint: str | None = None
+        self._maintained_at_s = float("-inf")
+
+    def check_server(self) -> None:
+        """Refuse a server on which jobs could be lost.
+
+        Raises:
+            SettingsError: it is too old, or evicts keys when its memory is full.
+        """
+        info = self._patiently("ask the server what it is", lambda: self._redis.info("server", "memory"), must=True)
+        version = str(info.get("redis_version", "7"))
+        if int(version.split(".")[0]) <= NEWEST_UNSUPPORTED_SERVER:
+            raise SettingsError(f"the server is Redis {version}; Redis 7 or newer, or Valkey, is needed")
+        policy = info.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            raise SettingsError(
+                f"the server's maxmemory-policy is {policy}, which deletes waiting jobs; set it to noeviction"
+            )
+
+    def take(self, *, block: bool) -> Claim | None:
+        """The next job, or None: at once if `block` is false, after about a second otherwise."""
+        claim = self._claim()
+        if claim is None and block:
+            self._wait()
+            claim = self._claim()
+        return claim
+
+    def finish(self, claim: Claim, outcome: Outcome, *, model: str, state: str, run_ms: float) -> Ended | None:
+        """End a job and its lease in one step. None if the lease was lost: the job is another worker's, or ended.
+
+        Raises:
+            ServerLost: the patience ended; the lease brings the job back.
+        """
+        spent = (_ms(outcome.prepare_ms), _ms(outcome.vision_ms), _ms(outcome.language_ms))
+        copies = (claim.enqueued_us, claim.attempts, claim.sha256, f"{run_ms:.3f}")
+        command = self._script(
+            FINISH, claim.job_id, claim.token, self._name, *self._worker_keys, state,
+            str(outcome.status), outcome.body, model, *spent, *copies,
+        )  # fmt: skip
+        reply = self._patiently(f"write the result of job {claim.job_id}", lambda: self._run(command), must=True)
+        if reply[0] == b"lost":
+            return None
+        self._hint = reply[4].decode() or None
+        return Ended(reply[1].decode(), reply[2].decode(), reply[3].decode())
+
+    def maintain(self) -> None:
+        """Every ten seconds: drop what has ended or is malformed. A failed round is only logged."""
+        if time.monotonic() - self._maintained_at_s < MAINTENANCE_INTERVAL_S:
+            return
+        self._maintained_at_s = time.monotonic()
+        command = self._script(MAINTAIN, SCAN_BUDGET, self._keys.rq_workers, self._keys.rq_queue_workers)
+        try:
+            log_notes(self._run(command))
+        except redis_errors.RedisError as error:
+            log.warning("maintenance failed: %s", error)
+
+    def leave(self, *, keep: bool) -> None:
+        """Take the worker off the lists. `keep` leaves its own key, which says why it failed, until it expires."""
+        lists = (self._keys.rq_workers, self._keys.rq_queue_workers)
+        command = self._script(LEAVE, self._name, *self._worker_keys, *lists, int(keep))
+        try:
+            self._run(command)
+        except redis_errors.RedisError as error:
+            log.warning("could not sign off: %s; the worker's keys expire by themselves", error)
+
+    def _claim(self) -> Claim | None:
+        token = next(self._tokens)
+        while True:
+            reply = self._patiently("take a job", lambda: self._claim_once(token))
+            if reply is None:
+                return None
+            (notes, job), payload = reply
+            log_notes(notes)
+            if not job:
+                return None
+            if job[0] != b"again":
+                return self._claimed(job, token, payload)
+
+    def _claimed(self, job: list[bytes], token: str, payload: bytes | None) -> Claim | None:
+        job_id = job[0].decode()
+        if payload is None:
+            key = self._keys.payload(job_id)
+            payload = self._patiently(f"read job {job_id}", lambda: self._redis.get(key), must=True)
+        # A payload that is gone by now reads as an empty one, which the contract refuses.
+        return Claim(job_id, token, int(job[1]), float(job[2]), int(job[3]), job[4].decode(), payload or b"")
+
+    def _claim_once(self, token: str) -> tuple[list[Any], bytes | None]:
+        """Claim, and in the same round trip read the payload of the job that is probably next."""
+        hint, self._hint = self._hint, None
+        claim = self._script(
+            CLAIM, token, self._name, *self._worker_keys,
+            self._settings.lease_s, MAX_PAYLOAD_BYTES, SCAN_BUDGET, self._keys.suspended,
+        )  # fmt: skip
+        if hint is None:
+            return self._run(claim), None
+        # Not in MULTI: a server out of memory takes no command into one.
+        with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.execute_command(*claim)  # type: ignore[no-untyped-call]
+            pipeline.get(self._keys.payload(hint))
+            reply, payload = pipeline.execute(raise_on_error=False)
+        if isinstance(reply, Exception):
+            raise reply
+        is_hinted = reply[1] and reply[1][0] == hint.encode()
+        return reply, payload if is_hinted and isinstance(payload, bytes) else None
+
+    def _wait(self) -> None:
+        """Block until something was put on the queue. A popped hint may be lost: the queue itself decides."""
+        woken = self._patiently("wait for a job", lambda: self._redis.blpop([self._keys.wake], timeout=BLOCK_S))
+        if woken:
+            self._hint = woken[1].decode("ascii", "replace")
+
+    def _script(self, script: Script, *args: str | int | float) -> Command:
+        return call(script, self._keys, self._settings.policy, *args)
+
+    def _run(self, command: Command) -> Any:
+        return self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
+
+    def _patiently(self, what: str, action: Callable[[], T], *, must: bool = False) -> Any:
+        """Try until the server answers. None if the worker shall stop meanwhile, unless it `must` be done.
+
+        Raises:
+            ServerLost: the patience ended.
+            SettingsError: the server refuses this user.
+        """
+        backoff = ExponentialWithJitterBackoff(base=0.1, cap=5.0)
+        started_s, complaint = time.monotonic(), ""
+        for failures in count(1):
+            try:
+                value = action()
+            except (redis_errors.AuthenticationError, redis_errors.NoPermissionError) as error:
+                raise SettingsError(f"the server refuses this user: {error}") from error
+            except redis_errors.RedisError as error:
+                if complaint != str(error):
+                    complaint = str(error)
+                    log.warning("cannot %s: %s; trying again", what, complaint)
+                if time.monotonic() - started_s > self._settings.patience_s:
+                    raise ServerLost(f"could not {what} for {self._settings.patience_s:g} s: {complaint}") from error
+            else:
+                if complaint:
+                    log.info("the server is back after %.1f s", time.monotonic() - started_s)
+                return value
+            if self._is_stopping() and not must:
+                return None
+            time.sleep(backoff.compute(failures))
+        raise AssertionError("unreachable")
+
+
+def own_client(connection: redis.Redis) -> redis.Redis:
+    """A client to the same server whose commands are never repeated behind our back, with timeouts above our blocks."""
+    options = get_connection_kwargs(connection) | {
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "decode_responses": False,
+    }
+    pool = redis.ConnectionPool(connection_class=connection.connection_pool.connection_class, **options)
+    return redis.Redis(connection_pool=pool)
+
+
+def log_notes(notes: list[bytes]) -> None:
+    """What a script did beside its task, one line each."""
+    for note in notes:
+        fields = json.loads(note)
+        line = " ".join(f"{name}={fields[name]}" for name in sorted(fields) if name not in ("event", "id"))
+        level = logging.INFO if fields["event"] == "ended" else logging.WARNING
+        log.log(level, "job %s id=%s %s", fields["event"], fields["id"], line)
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"

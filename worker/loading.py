@@ -1,0 +1,46 @@
+"""From a checkpoint's folder to an engine on a device. Imported only when a worker starts: it loads torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.checkpoint import open_checkpoint
+from engine.engine import Engine
+from engine.errors import DeviceError
+from worker.answer import Report
+from worker.lock import Device
+from worker.settings import SettingsError
+
+
+def choose_device(wanted: str) -> Device:
+    """The wanted device, or with "" the first GPU, or without one the CPU.
+
+    Raises:
+        SettingsError: it is no device's name.
+        DeviceError: this machine does not have it.
+    """
+    name = wanted or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise SettingsError(f"device {wanted!r}: cpu or cuda:<index> is allowed") from None
+    if device.type == "cpu":
+        return Device("cpu", f"CPU, {torch.get_num_threads()} threads", "cpu")
+    if device.type != "cuda":
+        raise SettingsError(f"device {wanted!r}: cpu or cuda:<index> is allowed")
+    index = device.index or 0
+    if index >= torch.cuda.device_count():
+        raise DeviceError(f"this machine has no {name}: torch sees {torch.cuda.device_count()} GPUs; use --device cpu")
+    properties = torch.cuda.get_device_properties(index)
+    return Device(f"cuda:{index}", properties.name, str(getattr(properties, "uuid", f"cuda:{index}")))
+
+
+def load_engine(checkpoint: str, device: Device, report: Report) -> Engine:
+    """Verify and load a checkpoint.
+
+    Raises:
+        CheckpointError: it is not what its pin says, or cannot be loaded.
+    """
+    return Engine.load(open_checkpoint(Path(checkpoint)), device=device.name, report=report)

@@ -1,0 +1,108 @@
+"""The worker's settings, built once at the edge: the one file that reads environment variables."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from producer.keys import DEFAULT_PREFIX, DEFAULT_QUEUE, Keys
+from producer.scripts import Policy
+
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+VARIABLE_PREFIX = "CUA_"
+
+
+class SettingsError(ValueError):
+    """A setting is not what it may be; the message names it, what was found and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a worker runs. Each field is also an environment variable: `CUA_` and its name in capitals."""
+
+    redis_url: str = DEFAULT_REDIS_URL
+    """Where the queue is: `redis://`, `rediss://` or `unix://`."""
+    queue: str = DEFAULT_QUEUE
+    """The queue's name."""
+    prefix: str = DEFAULT_PREFIX
+    """What the product's keys begin with."""
+    checkpoint: str = "checkpoint"
+    """The checkpoint's folder."""
+    device: str = ""
+    """`cuda:<index>` or `cpu`; "" chooses: the first GPU if there is one."""
+    runtime_dir: str = ""
+    """Where the device's lock file lies; "" is the user's runtime folder."""
+    result_ttl_s: int = 3600
+    """How long a result is kept."""
+    lease_s: float = 30.0
+    """A job whose worker is not heard of for this long goes to another one; more than the longest stall."""
+    beat_s: float = 5.0
+    """How often the worker is heard of."""
+    max_attempts: int = 3
+    """How often a job is started before it ends as `worker_lost`."""
+    patience_s: float = 600.0
+    """How long the worker waits for a server that is gone before it gives up."""
+
+    def __post_init__(self) -> None:
+        for name in ("result_ttl_s", "lease_s", "beat_s", "max_attempts", "patience_s"):
+            if getattr(self, name) <= 0:
+                raise SettingsError(f"{name} is {getattr(self, name):g}; more than 0 is allowed")
+        if self.lease_s < 2 * self.beat_s:
+            raise SettingsError(f"lease_s is {self.lease_s:g}; at least two beats of {self.beat_s:g} s are needed")
+        try:
+            Keys(self.prefix, self.queue)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """The settings that the environment's `CUA_` variables give; what is not set keeps its default.
+
+        Raises:
+            SettingsError: a value is not allowed.
+        """
+        environment = os.environ if environment is None else environment
+        given = {field.name: environment.get(VARIABLE_PREFIX + field.name.upper()) for field in fields(cls)}
+        kinds = {field.name: type(field.default) for field in fields(cls)}
+        values: dict[str, Any] = {
+            name: _converted(name, text, kinds[name]) for name, text in given.items() if text is not None
+        }
+        return cls(**values)
+
+    @property
+    def keys(self) -> Keys:
+        """The queue's Redis keys."""
+        return Keys(self.prefix, self.queue)
+
+    @property
+    def policy(self) -> Policy:
+        """What the server-side scripts are told."""
+        return Policy(self.result_ttl_s, self.max_attempts)
+
+    @property
+    def worker_ttl_s(self) -> int:
+        """A worker not heard of for this long is gone."""
+        return max(1, round(self.lease_s))
+
+    @property
+    def lock_dir(self) -> Path:
+        """The folder of the devices' lock files: the given one, else the user's runtime folder."""
+        if self.runtime_dir:
+            return Path(self.runtime_dir)
+        if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+            return Path(runtime) / "cua-worker"
+        return Path(tempfile.gettempdir()) / f"cua-worker-{os.getuid()}"
+
+
+def _converted(name: str, text: str, kind: type) -> str | int | float:
+    if kind is str:
+        return text
+    try:
+        return int(text) if kind is int else float(text)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise SettingsError(f"{VARIABLE_PREFIX}{name.upper()} is {text!r}; {what} is allowed") from None

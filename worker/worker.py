@@ -1,0 +1,295 @@
+"""Read this first: a worker's life. `_answer` is the life of one job: take -> parse -> decide -> finish.
+
+It is ready before it takes anything: checkpoint verified, loaded, warmed up. Then one job at a time, in this process
+and thread: no fork, no alarm signal, nothing imported by a name from the queue. Talking to the server is `link`'s and
+`beat`'s matter, what an end says `answer`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import NoReturn
+
+import redis
+from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT
+from rq.job import Job
+from rq.logutils import setup_loghandlers
+from rq.queue import Queue
+from rq.worker import DequeueStrategy, SimpleWorker
+
+from engine.errors import EngineError, FatalError, Refusal
+from producer.contract import parse_request
+from producer.errors import RequestRefused
+from worker.answer import Engine, Outcome, Report, answered, failed, questions_of, refusal_of
+from worker.beat import SERVING, Beat, InHand, Pulse, identity_facts
+from worker.link import Claim, Link, ServerLost, own_client
+from worker.lock import Device, DeviceLock, DeviceTaken
+from worker.progress import Progress
+from worker.rq_classes import MsgpackSerializer, SafeJob, SafeQueue
+from worker.settings import Settings, SettingsError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+log = logging.getLogger("worker")
+
+
+class Stopped(Exception):
+    """A signal asked the worker to leave while it started."""
+
+
+class GpuWorker(SimpleWorker):
+    """Answers the jobs of one queue with one engine.
+
+    Runs as `rq worker -w worker.GpuWorker screenshots` (settings from the environment) or as `python -m worker run`.
+    Whatever job class, serializer, exception handler or scheduler RQ's command line asks for is discarded.
+    """
+
+    job_class: type[Job] = SafeJob
+    queue_class: type[Queue] = SafeQueue
+
+    def __init__(
+        self,
+        queues: str | Queue | Sequence[str | Queue],
+        name: str | None = None,
+        *,
+        connection: redis.Redis,
+        settings: Settings | None = None,
+        prepare_for_work: bool = True,
+        **discarded: object,
+    ) -> None:
+        """As RQ constructs it; `settings` is the environment's when left out.
+
+        Args:
+            queues: one queue, by name or as RQ's object. None of them at all when RQ only wants to show a worker.
+            name: the worker's name; a fresh one when left out.
+            connection: says where the server is; the worker opens its own connections there.
+            settings: all but the queue's name.
+            prepare_for_work: False when RQ only wants to show a worker.
+
+        Raises:
+            SettingsError: more than one queue, or a setting that is not allowed.
+        """
+        given = [queues] if isinstance(queues, str | Queue) else list(queues)
+        names = [queue if isinstance(queue, str) else queue.name for queue in given]
+        if len(names) > 1:
+            raise SettingsError(f"one queue a worker; these are {len(names)}: {', '.join(names)}")
+        super().__init__(
+            [SafeQueue(queue, connection=connection) for queue in names],
+            name or _fresh_name(),
+            connection=connection,
+            job_class=SafeJob,
+            queue_class=SafeQueue,
+            prepare_for_work=prepare_for_work,
+            serializer=MsgpackSerializer,
+        )
+        settings = settings or Settings.from_environment()
+        self.settings = replace(settings, queue=names[0]) if names else settings
+        self.exit_code = 0
+        self._pulse = Pulse()
+        self._engine: Engine | None = None
+        self._lock: DeviceLock | None = None
+        self._is_ready = False
+
+    def work(
+        self,
+        burst: bool = False,
+        logging_level: str | None = None,
+        date_format: str = DEFAULT_LOGGING_DATE_FORMAT,
+        log_format: str = LOG_FORMAT,
+        max_jobs: int | None = None,
+        max_idle_time: int | None = None,
+        with_scheduler: bool = False,
+        dequeue_strategy: DequeueStrategy = DequeueStrategy.DEFAULT,
+    ) -> bool:
+        """Start, answer jobs until asked to leave, leave. Returns whether any job was answered.
+
+        Args:
+            burst: leave when the queue is empty.
+            max_jobs, max_idle_time: leave after so many jobs, or idle seconds.
+            logging_level, date_format, log_format: of the lines about the worker's events.
+            with_scheduler, dequeue_strategy: RQ's, without a meaning here.
+
+        Raises:
+            SystemExit: it could not start or go on: 1, 2 (settings), 3 (checkpoint), 4 (warm-up) or 5 (device).
+        """
+        setup_loghandlers(logging_level or "INFO", date_format, log_format, name="worker")
+        answered_jobs = 0
+        with self._life() as link:
+            self._start(link)
+            answered_jobs = self._serve(link, burst, max_jobs, max_idle_time)
+        if self.exit_code:
+            sys.exit(self.exit_code)
+        return answered_jobs > 0
+
+    def choose_device(self) -> Device:
+        """The device to compute on."""
+        from worker.loading import choose_device
+
+        return choose_device(self.settings.device)
+
+    def load_engine(self, device: Device, report: Report) -> Engine:
+        """The engine on a device, verified and loaded, but not warm."""
+        from worker.loading import load_engine
+
+        return load_engine(self.settings.checkpoint, device, report)
+
+    @contextmanager
+    def _life(self) -> Iterator[Link]:
+        """Everything around the work: signals, the beat, the device's lock; at the end, signing off and the reason."""
+        link = Link(own_client(self.connection), self.settings, self.name, lambda: self._stop_requested)
+        beat = Beat(own_client(self.connection), self.settings, self.name, self._pulse)
+        beat.start()
+        try:
+            yield link
+        except Stopped:
+            log.info("worker stopped before it was ready")
+        except FatalError as error:
+            self._fail(error.exit_code, str(error))
+        except (SettingsError, DeviceTaken) as error:
+            self._fail(EXIT_USAGE, str(error))
+        except ServerLost as error:
+            self._fail(EXIT_FAILED, str(error))
+        except Exception as error:
+            log.error("worker failed:\n%s", "".join(traceback.format_tb(error.__traceback__)))
+            self._fail(EXIT_FAILED, f"{type(error).__name__}: {error}")
+        finally:
+            beat.stop()
+            if self.exit_code:
+                beat.beat()
+            link.leave(keep=self.exit_code != 0)
+            if self._lock:
+                self._lock.release()
+
+    def _start(self, link: Link) -> None:
+        """All that comes before the first job."""
+        self._install_signal_handlers()
+        log.info("worker starting name=%s queue=%s", self.name, self.settings.queue)
+        device = self.choose_device()
+        log.info("device %s (%s)%s", device.name, device.description, "" if self.settings.device else ", chosen")
+        self._lock = DeviceLock(self.settings.lock_dir, device.key, self.name)
+        self._pulse.facts |= {
+            "device": device.name,
+            "gpu": device.description,
+            "started_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }
+        link.check_server()
+        report = Progress(self._pulse)
+        self._engine = self.load_engine(device, report)
+        identity = self._engine.identity
+        self._pulse.facts |= identity_facts(identity.name, dict(identity.hashes))
+        self._pulse.state = "warming"
+        self._engine.warm_up(report)
+        self._pulse.facts["progress"] = ""
+        self._pulse.state = SERVING
+        self._is_ready = True
+        log.info("worker ready name=%s model=%s", self.name, identity.name)
+
+    def _serve(self, link: Link, burst: bool, max_jobs: int | None, max_idle_s: float | None) -> int:
+        """Answer jobs until there is a reason to leave; returns how many."""
+        jobs, idle_since_s = 0, time.monotonic()
+        while not self._stop_requested and jobs != max_jobs:
+            link.maintain()
+            claim = link.take(block=not burst)
+            if claim is not None:
+                self._answer(link, claim)
+                jobs, idle_since_s = jobs + 1, time.monotonic()
+            elif burst or (max_idle_s is not None and time.monotonic() - idle_since_s >= max_idle_s):
+                break
+        log.info("worker leaves name=%s jobs=%d", self.name, jobs)
+        return jobs
+
+    def _answer(self, link: Link, claim: Claim) -> None:
+        """One job, from its lease to its end."""
+        self._pulse.in_hand = InHand(claim.job_id, claim.token)
+        started_s = time.monotonic()
+        outcome, fatal = self._outcome(claim)
+        run_ms = (time.monotonic() - started_s) * 1000
+        model = self._engine.identity.name if self._engine else ""
+        state = "draining" if self._stop_requested or fatal else "ready"
+        ended = link.finish(claim, outcome, model=model, state=state, run_ms=run_ms)
+        self._pulse.in_hand = None
+        if ended is None:
+            log.warning("job lost id=%s attempts=%d: its lease had ended", claim.job_id, claim.attempts)
+        else:
+            code = outcome.code if ended.status == outcome.status else ended.status
+            log.info(
+                "job ended id=%s status=%s%s queue_ms=%s total_ms=%s attempts=%d",
+                claim.job_id, ended.status, f" code={code}" if code else "", ended.queue_ms, ended.total_ms,
+                claim.attempts,
+            )  # fmt: skip
+        if fatal:
+            raise fatal
+
+    def _outcome(self, claim: Claim) -> tuple[Outcome, FatalError | None]:
+        """What the engine makes of a job. A broad `except` stands here, at the job's border, and nowhere else."""
+        engine = self._engine
+        assert engine is not None, "a job is taken only when the engine is ready"
+        try:
+            request = parse_request(claim.payload)
+            image, media_type = request.image_bytes, request.image_media_type
+            decision = engine.decide(image, questions_of(request), media_type=media_type)
+            return answered(request, decision, engine.identity.name), None
+        except (RequestRefused, Refusal) as error:
+            return refusal_of(error, claim.payload, engine), None
+        except FatalError as error:
+            log.error("job failed id=%s: %s: %s", claim.job_id, type(error).__name__, error)
+            return failed(error), error
+        except Exception as error:
+            # The message stays out of the log: it may repeat a prompt. An error of the engine's own says what it may.
+            told = f": {error}" if isinstance(error, EngineError) else ""
+            trace = "".join(traceback.format_tb(error.__traceback__))
+            log.error("job failed id=%s: %s%s\n%s", claim.job_id, type(error).__name__, told, trace)
+            return failed(error), None
+
+    def _fail(self, exit_code: int, reason: str) -> None:
+        self.exit_code = exit_code
+        self._pulse.state = "failed"
+        self._pulse.facts["error"] = reason[:2000]
+        log.error("worker failed: %s", reason)
+
+    def _install_signal_handlers(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self.request_stop)
+            signal.signal(signal.SIGTERM, self.request_stop)
+
+    def request_stop(self, signum: int, frame: object) -> None:
+        """First signal: no new job, finish the one in hand, leave. The next one ends the process at once; its lease
+        brings the job back."""
+        self._stop_requested = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if not self._is_ready:
+            raise Stopped
+        self._pulse.state = "draining"
+
+    def _set_ip_address(self, connection: redis.Redis) -> None:
+        """Asks the server nothing: a worker can be constructed while the server is away."""
+        self.ip_address = "unknown"
+
+    def subscribe(self) -> None:
+        """Nothing: whoever may publish on a channel must not stop a worker."""
+
+    def execute_job(self, job: object, queue: object) -> NoReturn:
+        """Never called: `work` is a loop of its own."""
+        raise NotImplementedError("GpuWorker runs no RQ job")
+
+    def _start_scheduler(self, *args: object, **kwargs: object) -> NoReturn:
+        raise NotImplementedError("GpuWorker starts no scheduler: it would fork")
+
+
+def _fresh_name() -> str:
+    host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:32]
+    return f"{host}-{uuid.uuid4().hex[:8]}"
