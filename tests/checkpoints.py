@@ -60,8 +60,8 @@ def mini_config() -> dict[str, object]:
 
 
 def mini_tokenizer() -> dict[str, bytes]:
-    """A tokenizer of single bytes, `<|image_pad|>`, and a token that only `tokenizer_config.json` adds."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    """A tokenizer of single bytes (A-Z are not the published ids), `<|image_pad|>`, and a token that only `tokenizer_config.json` adds."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=True)
     tokenizer = Tokenizer(models.BPE(vocab={byte: at for at, byte in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.add_tokens([AddedToken("<|image_pad|>", normalized=False, special=True)])

@@ -133,10 +133,11 @@ def sync_folder(folder: Path) -> None:
 def _locked(folder: Path, out: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FileExistsError(f"{out} is being made by another process") from error
         yield
-    except BlockingIOError as error:
-        raise FileExistsError(f"{out} is being made by another process") from error
     finally:
         os.close(descriptor)
 
