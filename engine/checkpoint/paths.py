@@ -102,8 +102,7 @@ def staged_folder(out: Path) -> Iterator[Path]:
     Raises:
         FileExistsError: `out` is there already, or another process is making it.
     """
-    if os.path.lexists(out):
-        raise FileExistsError(f"{out} is there already; remove it first or choose another place")
+    refuse_existing(out)
     stage = out.parent / f".{out.name}.partial"
     stage.mkdir(parents=True, exist_ok=True)
     with _locked(stage, out):
@@ -116,6 +115,16 @@ def staged_folder(out: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(stage, ignore_errors=True)
             raise
+
+
+def refuse_existing(out: Path) -> None:
+    """Nothing is overwritten.
+
+    Raises:
+        FileExistsError: `out` is there already.
+    """
+    if os.path.lexists(out):
+        raise FileExistsError(f"{out} is there already; remove it first or choose another place")
 
 
 def sync_folder(folder: Path) -> None:

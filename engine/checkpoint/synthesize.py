@@ -32,6 +32,7 @@ from engine.checkpoint.paths import (
     PIN,
     PREPROCESSOR_CONFIG,
     WEIGHTS_INDEX,
+    refuse_existing,
     staged_folder,
 )
 from engine.checkpoint.pins import ADAPTER_FOLDER, Pin, PinnedFile, PinnedRepository, check_name, load_pin
@@ -82,6 +83,7 @@ def synthesize(out: Path, size: Size, seed: int = 0, name: str | None = None, re
     """
     name = f"synthetic-{size}-{seed}" if name is None else name
     check_name(name)
+    refuse_existing(out)  # before the seconds that the tokenizer takes
     return write_checkpoint(out, model_config(size), build_tokenizer(), name=name, seed=seed, report=report)
 
 

@@ -494,30 +494,52 @@ def test_a_dangling_pin_is_not_the_published_one(checkpoint: Path) -> None:
 # Between check and load.
 
 
+def own(path: Path) -> None:
+    """Make the file the copy's own, so that writing into it changes no other."""
+    rewrite(path, path.read_bytes())
+
+
+def keep_time(path: Path, change: Callable[[], object]) -> None:
+    """Change a file and hide the time of it."""
+    times = path.stat()
+    change()
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
 def swap(path: Path) -> None:
-    content = path.read_bytes()
-    rewrite(path, content)
+    """The same bytes and time in another file."""
+    spare = path.with_name("spare")  # kept until the new file is there, so that it cannot get the old one's inode
+    path.rename(spare)
+    spare_times = spare.stat()
+    path.write_bytes(spare.read_bytes())
+    os.utime(path, ns=(spare_times.st_atime_ns, spare_times.st_mtime_ns))
+    spare.unlink()
 
 
-def touch(path: Path) -> None:
-    content = path.read_bytes()
-    rewrite(path, content)
+def write_into(path: Path) -> None:
+    """Other bytes in the same file, as many as before."""
+    times = path.stat()
     with path.open("r+b") as file:
-        file.write(content[:1])
+        file.write(b"#")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
 
 
 def grow(path: Path) -> None:
-    with path.open("ab") as file:
-        file.write(b"\0")
+    """The same file and time, a byte more."""
+
+    def append() -> None:
+        with path.open("ab") as file:
+            file.write(b"#")
+
+    keep_time(path, append)
 
 
 @pytest.mark.parametrize("name", [SHARD, ADAPTER, EXPORT, "base/tokenizer.json"])
-@pytest.mark.parametrize("change", [swap, touch, grow, Path.unlink])
+@pytest.mark.parametrize("change", [swap, write_into, grow, Path.unlink])
 def test_a_file_changed_after_it_was_verified_is_noticed(
     name: str, change: Callable[[Path], None], checkpoint: Path
 ) -> None:
-    if change is not swap:  # these write into the file, so it must be the copy's own
-        swap(checkpoint / name)
+    own(checkpoint / name)
     verified = verify(checkpoint)
     verified.recheck()
     change(checkpoint / name)
