@@ -8,6 +8,7 @@ stacked.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -179,7 +180,7 @@ def _language(config: TextConfig, take: Take, device: torch.device) -> LanguageM
             input_norm=take(f"{name}.input_layernorm.weight", size),
             mixer=build(config, take, name),
             post_norm=take(f"{name}.post_attention_layernorm.weight", size),
-            gate_up=torch.cat([take(f"{name}.mlp.{part}_proj.weight", mlp, size) for part in ("gate", "up")]),
+            gate_up=_stack([take(f"{name}.mlp.{part}_proj.weight", mlp, size) for part in ("gate", "up")]),
             down=take(f"{name}.mlp.down_proj.weight", size, mlp),
         )
 
@@ -198,7 +199,7 @@ def _delta_mixer(config: TextConfig, take: Take, layer: str) -> DeltaMixer:
     conv = take(f"{name}.conv1d.weight", config.linear_conv_size, 1, config.linear_conv_kernel_dim)
     return DeltaMixer(
         config=config,
-        in_proj=torch.cat([take(f"{name}.in_proj_{part}.weight", rows, size) for part, rows in outputs.items()]),
+        in_proj=_stack([take(f"{name}.in_proj_{part}.weight", rows, size) for part, rows in outputs.items()]),
         conv=conv.squeeze(1),
         a_log=take(f"{name}.A_log", heads),
         dt_bias=take(f"{name}.dt_bias", heads),
@@ -215,8 +216,15 @@ def _attention_mixer(config: TextConfig, take: Take, layer: str) -> AttentionMix
     keys, values = (take(f"{name}.{part}_proj.weight", config.key_value_size, size) for part in ("k", "v"))
     return AttentionMixer(
         config=config,
-        in_proj=torch.cat([queries.flatten(0, 1), gates.flatten(0, 1), keys, values]),
+        in_proj=_stack([queries.flatten(0, 1), gates.flatten(0, 1), keys, values]),
         q_norm=take(f"{name}.q_norm.weight", width),
         k_norm=take(f"{name}.k_norm.weight", width),
         out_proj=take(f"{name}.o_proj.weight", size, config.attention_size),
     )
+
+
+def _stack(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Layers that read the same rows, as one: `[outputs, inputs]` on top of one another."""
+    if parts[0].is_meta:  # `torch.cat` without data would first import a second's worth of torch
+        return parts[0].new_empty(sum(len(part) for part in parts), *parts[0].shape[1:])
+    return torch.cat(list(parts))
