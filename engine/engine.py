@@ -15,11 +15,12 @@ from itertools import pairwise
 import torch
 
 from engine import image as images
-from engine.checkpoint import CheckpointPaths, Identity, verify_checkpoint
+from engine.checkpoint import CheckpointPaths, Identity
 from engine.checkpoint.report import Report, silent
 from engine.errors import Fault, Refusal
-from engine.model import Model, Segments, letter_logits, letter_probabilities, load_model
+from engine.model import Model, Segments, letter_logits, letter_probabilities
 from engine.prompt import MAX_PROMPT_TOKENS, PromptEncoder, Question, positions, too_long
+from engine.start import verify_and_load
 from engine.warm_up import warm_up
 from kernels.delta_rule import CHUNK_TOKENS
 from kernels.patches import pack_patches
@@ -96,10 +97,7 @@ class Engine:
             CheckpointError: anything missing, left over, changed or not of this layout.
         """
         device = torch.device(device)
-        verified = verify_checkpoint(checkpoint, report)
-        model = load_model(
-            checkpoint.base, checkpoint.adapter, checkpoint.export, device=device, dtype=dtype, report=report
-        )
+        verified, model = verify_and_load(checkpoint, device, dtype, report)
         encoder = PromptEncoder.from_file(checkpoint.tokenizer)
         verified.recheck()
         return cls(model, encoder, verified.identity, device)
