@@ -44,8 +44,10 @@ class AsyncClient:
         max_waiting_jobs: int = 256,
         max_waiting_bytes: int = 512 * 2**20,
         result_ttl_s: int = 3600,
+        reconnect_s: float = 5.0,
     ) -> None:
-        self._protocol = Protocol(Keys(prefix, queue), Policy(result_ttl_s), max_waiting_jobs, max_waiting_bytes)
+        keys, policy = Keys(prefix, queue), Policy(result_ttl_s)
+        self._protocol = Protocol(keys, policy, max_waiting_jobs, max_waiting_bytes, reconnect_s)
         self._redis = redis.Redis.from_url(
             url,
             socket_timeout=SOCKET_TIMEOUT_S,

@@ -46,8 +46,6 @@ DECIDE_GRACE_S = 30.0
 MAX_BLOCK_S = 10.0
 SOCKET_TIMEOUT_S = MAX_BLOCK_S + 5.0
 CONNECT_TIMEOUT_S = 5.0
-# How long submitting and cancelling try to reach the server. A wait for a result tries until its own timeout.
-RECONNECT_S = 5.0
 # The server's clock and ours run apart; asking this much later than told makes "not yet" rare.
 SETTLE_MARGIN_S = 0.02
 # A staged payload lives only inside its transaction; this is for a server that dies in it.
@@ -91,12 +89,14 @@ class Protocol:
     """The operations on one queue.
 
     `max_waiting_jobs` and `max_waiting_bytes` bound what waits; a submission over either is refused with `QueueFull`.
+    For `reconnect_s` submitting and cancelling try to reach the server; a wait for a result, until its own timeout.
     """
 
     keys: Keys = field(default_factory=Keys)
     policy: Policy = field(default_factory=Policy)
     max_waiting_jobs: int = 256
     max_waiting_bytes: int = 512 * 2**20
+    reconnect_s: float = 5.0
 
     def submit(self, payload: bytes, job_id: str | None, deadline_s: float) -> Steps[Submitted]:
         """Put a payload on the queue, once however often it is repeated.
@@ -109,7 +109,7 @@ class Protocol:
         job_id = uuid.uuid4().hex if job_id is None else checked_id(job_id)
         batch = self._submission(payload, job_id, deadline_s)
         try:
-            reply = (yield from _ask(batch, time.monotonic() + RECONNECT_S))[-1]
+            reply = (yield from _ask(batch, time.monotonic() + self.reconnect_s))[-1]
         except redis_errors.OutOfMemoryError:
             raise QueueFull("the server's memory is full", retry_after_s=1.0) from None
         match reply[0]:
@@ -148,7 +148,7 @@ class Protocol:
             UnknownJob, RequestRefused (a malformed id).
         """
         batch = Batch((self._script(CANCEL, checked_id(job_id)),))
-        state = (yield from _ask(batch, time.monotonic() + RECONNECT_S))[0][0]
+        state = (yield from _ask(batch, time.monotonic() + self.reconnect_s))[0][0]
         if state == b"unknown":
             raise UnknownJob(job_id)
         return bool(state != b"ended")

@@ -1,5 +1,15 @@
 """Fixtures that several packages' tests share."""
 
 from tests.checkpoints import checkpoint, mini_checkpoint, tiny_checkpoint
+from tests.servers import any_place, own_server, place, redis_url, valkey_url
 
-__all__ = ["checkpoint", "mini_checkpoint", "tiny_checkpoint"]
+__all__ = [
+    "any_place",
+    "checkpoint",
+    "mini_checkpoint",
+    "own_server",
+    "place",
+    "redis_url",
+    "tiny_checkpoint",
+    "valkey_url",
+]

@@ -127,8 +127,8 @@ class GpuWorker(SimpleWorker):
         """
         setup_loghandlers(logging_level or "INFO", date_format, log_format, name="worker")
         answered_jobs = 0
-        with self._life() as link:
-            self._start(link)
+        with self._life() as (link, beat):
+            self._start(link, beat)
             answered_jobs = self._serve(link, burst, max_jobs, max_idle_time)
         if self.exit_code:
             sys.exit(self.exit_code)
@@ -147,13 +147,13 @@ class GpuWorker(SimpleWorker):
         return load_engine(self.settings.checkpoint, device, report)
 
     @contextmanager
-    def _life(self) -> Iterator[Link]:
+    def _life(self) -> Iterator[tuple[Link, Beat]]:
         """Everything around the work: signals, the beat, the device's lock; at the end, signing off and the reason."""
         link = Link(own_client(self.connection), self.settings, self.name, lambda: self._stop_requested)
         beat = Beat(own_client(self.connection), self.settings, self.name, self._pulse)
         beat.start()
         try:
-            yield link
+            yield link, beat
         except Stopped:
             log.info("worker stopped before it was ready")
         except FatalError as error:
@@ -173,7 +173,7 @@ class GpuWorker(SimpleWorker):
             if self._lock:
                 self._lock.release()
 
-    def _start(self, link: Link) -> None:
+    def _start(self, link: Link, beat: Beat) -> None:
         """All that comes before the first job."""
         self._install_signal_handlers()
         log.info("worker starting name=%s queue=%s", self.name, self.settings.queue)
@@ -195,6 +195,7 @@ class GpuWorker(SimpleWorker):
         self._pulse.facts["progress"] = ""
         self._pulse.state = SERVING
         self._is_ready = True
+        beat.beat()  # says what answers before the first answer can be read
         log.info("worker ready name=%s model=%s", self.name, identity.name)
 
     def _serve(self, link: Link, burst: bool, max_jobs: int | None, max_idle_s: float | None) -> int:
@@ -265,15 +266,20 @@ class GpuWorker(SimpleWorker):
             signal.signal(signal.SIGINT, self.request_stop)
             signal.signal(signal.SIGTERM, self.request_stop)
 
+    def stop(self) -> None:
+        """Take no more jobs; `work` returns when the one in hand has ended. May be called from any thread."""
+        self._stop_requested = True
+        if self._is_ready:
+            self._pulse.state = "draining"
+
     def request_stop(self, signum: int, frame: object) -> None:
         """First signal: no new job, finish the one in hand, leave. The next one ends the process at once; its lease
         brings the job back."""
-        self._stop_requested = True
+        self.stop()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if not self._is_ready:
             raise Stopped
-        self._pulse.state = "draining"
 
     def _set_ip_address(self, connection: redis.Redis) -> None:
         """Asks the server nothing: a worker can be constructed while the server is away."""
