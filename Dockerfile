@@ -12,5 +12,5 @@ RUN useradd --create-home worker
 USER worker
 # Large replies and payloads come and go: keep their memory instead of returning it to the kernel after each job.
 ENV PYTHONUNBUFFERED=1 MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=268435456
-ENV RQ_WORKER_CLASS=worker.GpuWorker RQ_JOB_CLASS=worker.SafeJob RQ_QUEUE_CLASS=worker.SafeQueue
+ENV RQ_WORKER_CLASS=worker.GpuWorker RQ_JOB_CLASS=worker.rq_classes.SafeJob RQ_QUEUE_CLASS=worker.rq_classes.SafeQueue
 CMD ["python", "-m", "worker", "run"]
