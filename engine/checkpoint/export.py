@@ -82,7 +82,7 @@ def export_checkpoint(base: Path, adapter: Path, out: Path, pin: Pin, report: Re
             shards = [path for path in sources.stamps if path.parent == base and path.suffix == ".safetensors"]
             tensors = _Sources(stack, shards, adapter / ADAPTER_WEIGHTS)
             plans = _plan_shards([tensors.base[spec.name][1] for spec in language_tensors(sources.config.text)])
-            merges = {module.weight_name: module for module in lora_modules(sources.config) if not module.is_vision}
+            merges = {module.weight_name: module for module in lora_modules(sources.config)}
             files = _write_shards(stage, plans, lambda tensor: _merged(tensor, tensors, merges), report)
         files |= _write_small_files(stage, base, plans)
         sources.recheck()

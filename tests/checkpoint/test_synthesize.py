@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from pathlib import Path
 
@@ -82,34 +81,61 @@ def test_its_files_are_what_the_index_says_and_safetensors_reads(tiny_checkpoint
     assert set(found.values()) == set(SHARDS)
 
 
-def test_values_have_the_recipe_s_distributions(tiny_checkpoint: Path) -> None:
-    """Means and deviations within five standard errors, over all tensors of a kind together."""
-    tensors: dict[str, torch.Tensor] = {}
-    for shard in SHARDS:
-        tensors |= load_file(tiny_checkpoint / "base" / shard)
-    tensors |= load_file(tiny_checkpoint / "adapter/multimodal/adapter_model.safetensors")
+L = "model.language_model.layers.0."
+V = "model.visual."
 
-    def gather(*endings: str, at: str = "", scaled: bool = False) -> torch.Tensor:
-        picked = [t.double() for name, t in tensors.items() if name.endswith(endings) and name.startswith(at)]
-        return torch.cat([(t * math.prod(t.shape[1:]) ** 0.5 if scaled else t).flatten() for t in picked])
 
-    expected = {
-        "embedding": (gather("embed_tokens.weight", "pos_embed.weight"), 0.0, 0.04),
-        "linear": (gather("_proj.weight", "qkv.weight", "conv1d.weight", ".lora_A.weight", scaled=True), 0.0, 1.0),
-        "lora B": (gather(".lora_B.weight"), 0.0, 0.02),
-        "bias": (gather(".bias"), 0.0, 0.02),
-        "dt_bias": (gather(".dt_bias"), -4.0, 2.0),
-        "norm around 0": (gather("layernorm.weight", "q_norm.weight", "k_norm.weight"), 0.0, 0.1),
-        "gated norm": (gather("linear_attn.norm.weight"), 1.0, 0.1),
-        "LayerNorm": (gather("norm1.weight", "norm2.weight", "merger.norm.weight", at="model.visual."), 1.0, 0.1),
-        "A": (gather(".A_log").exp(), (0.01 + 16) / 2, (16 - 0.01) / 12**0.5),
-    }
-    for kind, (values, mean, deviation) in expected.items():
-        error = deviation / len(values) ** 0.5
-        assert abs(values.mean().item() - mean) < 5 * error, kind
-        assert abs(values.std().item() - deviation) < 5 * error, kind
-    assert expected["A"][0].min() >= 0.01
-    assert expected["A"][0].max() <= 16.01  # float32 rounding of the logarithm
+@pytest.mark.parametrize(
+    ("name", "shape", "mean", "deviation"),
+    [
+        ("model.language_model.embed_tokens.weight", (1000, 900), 0.0, 0.04),
+        (f"{V}pos_embed.weight", (1000, 900), 0.0, 0.04),
+        (f"{L}self_attn.q_proj.weight", (1000, 900), 0.0, 1 / 30),
+        (f"{L}linear_attn.conv1d.weight", (200_000, 1, 4), 0.0, 0.5),
+        (f"{V}patch_embed.proj.weight", (1000, 3, 2, 10, 15), 0.0, 1 / 30),
+        ("base_model.model.model.visual.merger.linear_fc1.lora_A.weight", (1000, 900), 0.0, 1 / 30),
+        ("base_model.model.model.visual.merger.linear_fc1.lora_B.weight", (1000, 900), 0.0, 0.02),
+        (f"{V}blocks.0.attn.qkv.bias", (900_000,), 0.0, 0.02),
+        (f"{L}linear_attn.dt_bias", (900_000,), -4.0, 2.0),
+        (f"{L}input_layernorm.weight", (900_000,), 0.0, 0.1),
+        (f"{L}self_attn.k_norm.weight", (900_000,), 0.0, 0.1),
+        ("model.language_model.norm.weight", (900_000,), 0.0, 0.1),
+        ("mtp.pre_fc_norm_hidden.weight", (900_000,), 0.0, 0.1),
+        (f"{L}linear_attn.norm.weight", (900_000,), 1.0, 0.1),
+        (f"{V}blocks.0.norm2.weight", (900_000,), 1.0, 0.1),
+        (f"{V}merger.norm.weight", (900_000,), 1.0, 0.1),
+    ],
+)
+def test_values_have_the_recipe_s_distributions(
+    name: str, shape: tuple[int, ...], mean: float, deviation: float
+) -> None:
+    """Mean and deviation of a normal distribution within five standard errors."""
+    values = block(Tensor(name, "F32", shape, 0))
+    error = deviation / len(values) ** 0.5
+    assert abs(values.mean().item() - mean) < 5 * error
+    assert abs(values.std().item() - deviation) < 5 * error
+
+
+def test_a_is_uniform_and_kept_as_its_logarithm() -> None:
+    values = block(Tensor(f"{L}linear_attn.A_log", "F32", (900_000,), 0)).exp()
+    assert 0.0099 < values.min() < 0.011
+    assert 15.99 < values.max() < 16.001
+    error = (16 - 0.01) / 12**0.5 / len(values) ** 0.5
+    assert abs(values.mean().item() - (0.01 + 16) / 2) < 5 * error
+
+
+def test_the_tiny_checkpoint_s_tensors_are_the_recipe_s(tiny_checkpoint: Path) -> None:
+    name = "model.language_model.layers.3.self_attn.q_proj.weight"
+    tensors = {n: t for shard in SHARDS for n, t in load_file(tiny_checkpoint / "base" / shard).items()}
+    tensor = tensors[name]
+    expected = torch.frombuffer(
+        bytearray(block_bytes(Tensor(name, "BF16", tuple(tensor.shape), 0), 0, 0)), dtype=torch.bfloat16
+    )
+    assert torch.equal(tensor.flatten(), expected)
+
+
+def block(tensor: Tensor) -> torch.Tensor:
+    return torch.frombuffer(bytearray(block_bytes(tensor, 0, 0)), dtype=torch.float32).double()
 
 
 def test_bfloat16_values_are_the_float32_values_rounded_as_torch_rounds() -> None:
