@@ -90,13 +90,14 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Ten
     strength = _chunks(beta.unsqueeze(-1))  # [n, V, C, 1]
     decay = _chunks(g.unsqueeze(-1)).cumsum(2)  # log of the decay since the chunk's start, [n, V, C, 1]
 
-    # Token i sees what token j <= i wrote, decayed by exp(decay_i - decay_j); differences above the diagonal could
-    # overflow and are cleared before exp.
-    since = (decay - decay.transpose(2, 3)).tril().exp()  # [n, V, C, C]
-    reads = ((query @ key.transpose(2, 3)) * since).tril()
+    # Token i sees what token j <= i wrote, decayed by exp(decay_i - decay_j), and nothing later. The mask comes before
+    # exp, which could overflow there.
+    later = torch.ones(CHUNK_TOKENS, CHUNK_TOKENS, dtype=torch.bool, device=q.device).triu(1)
+    since = (decay - decay.transpose(2, 3)).masked_fill(later, float("-inf")).exp()  # [n, V, C, C]
+    reads = (query @ key.transpose(2, 3)) * since
     # Each write is corrected by the writes before it in the chunk: a unit lower triangular system, solved once for the
     # values and once for the keys that read the chunk's initial memory.
-    system = ((strength * key) @ key.transpose(2, 3) * since).tril(-1)
+    system = (strength * key) @ key.transpose(2, 3) * since
     right = torch.cat([strength * value, strength * key * decay.exp()], dim=-1)
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     writes, memory_keys = torch.split(solved, [v.shape[2], k.shape[2]], dim=-1)

@@ -191,7 +191,7 @@ class LanguageModel:
             The rows of each suffix's last token after the final norm, `[K, D]`, model dtype, and the state at the
             prefix's end. Its tensors may be views of larger ones: `State.copy` what is to be kept.
         """
-        packing = self._pack(hidden, positions, segments)
+        packing = self._pack(hidden, positions, segments, state)
         *starts, last_start = state.layers if state else [None] * len(self.layers)
         *layers, last_layer = self.layers
         ends: list[LayerState] = []
@@ -208,14 +208,15 @@ class LanguageModel:
         self, hidden: Tensor, positions: Tensor, segments: Segments, state: State | None = None
     ) -> Iterator[LayerOutput]:
         """A pass as `prefill` makes it, layer by layer, with all rows of the last layer too."""
-        packing = self._pack(hidden, positions, segments)
+        packing = self._pack(hidden, positions, segments, state)
         normed = rms_norm(hidden, self.layers[0].input_norm, self.config.rms_norm_eps)
         starts = state.layers if state else [None] * len(self.layers)
         return self._run(self.layers, hidden, normed, packing, starts)
 
-    def _pack(self, hidden: Tensor, positions: Tensor, segments: Segments) -> Packing:
+    def _pack(self, hidden: Tensor, positions: Tensor, segments: Segments, state: State | None) -> Packing:
         assert hidden.shape == (segments.tokens, self.config.hidden_size), (hidden.shape, segments)
         assert positions.shape == (3, segments.tokens), (positions.shape, segments)
+        assert state is None or len(state.layers) == len(self.layers), "a state of another model"
         return Packing(segments, mrope_table(positions, self.frequencies, self.config.mrope_section, hidden.dtype))
 
     def _run(

@@ -186,7 +186,18 @@ def test_rows_that_do_not_fill_the_segments_are_refused(segments: Segments) -> N
         replace(whole, segments=segments).run(cases.model("plain").language)
 
 
+def test_rows_of_another_width_are_refused() -> None:
+    whole, language = prefix_only(packed("plain", "three questions", 0, 64)), cases.model("plain").language
+    for wrong in (replace(whole, hidden=whole.hidden[:, 1:]), replace(whole, positions=whole.positions[:, 1:])):
+        with pytest.raises(AssertionError):
+            wrong.run(language)
+
+
 def test_a_state_of_another_model_is_refused() -> None:
-    _, state = prefix_only(packed("ungrouped", "three questions", 0, 64)).run(cases.model("ungrouped").language)
-    with pytest.raises((AssertionError, ValueError)):
-        packed("plain", "three questions", 64, 64).run(cases.model("plain").language, state)
+    """Of fewer layers, or of layers of another kind."""
+    language = cases.model("plain").language
+    _, state = prefix_only(packed("plain", "three questions", 0, 64)).run(language)
+    delta, *_, attention = state.layers
+    for layers in ([delta] * 3, [delta] * 4, [attention] * 4):
+        with pytest.raises(AssertionError):
+            packed("plain", "three questions", 64, 64).run(language, replace(state, layers=tuple(layers)))
