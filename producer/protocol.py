@@ -77,10 +77,9 @@ Steps: TypeAlias = Generator[Batch | Pause, list[Any], T]
 
 
 class Submitted(NamedTuple):
-    """A job that the server holds: `is_new` unless it was known already; `deadline_in_s` from now."""
+    """A job that the server holds; `deadline_in_s` from now."""
 
     job_id: str
-    is_new: bool
     deadline_in_s: float
 
 
@@ -98,23 +97,25 @@ class Protocol:
     max_waiting_bytes: int = 512 * 2**20
     reconnect_s: float = 5.0
 
-    def submit(self, payload: bytes, job_id: str | None, deadline_s: float) -> Steps[Submitted]:
-        """Put a payload on the queue, once however often it is repeated.
+    def submit(
+        self, payload: bytes, job_id: str | None, deadline_s: float, nonce: str | None = None
+    ) -> Steps[Submitted]:
+        """Put a payload on the queue, once however often it is repeated. The nonce names this very submission.
 
         Raises:
             DuplicateId, QueueFull, RequestRefused (a malformed id).
         """
         if not 0 < deadline_s <= MAX_DEADLINE_S:
             raise ValueError(f"deadline_s is {deadline_s:g}: more than 0 and at most {MAX_DEADLINE_S:g} s are allowed")
-        job_id = uuid.uuid4().hex if job_id is None else checked_id(job_id)
-        batch = self._submission(payload, job_id, deadline_s)
+        job_id = fresh_id() if job_id is None else checked_id(job_id)
+        batch = self._submission(payload, job_id, deadline_s, nonce or fresh_id())
         try:
             reply = (yield from _ask(batch, time.monotonic() + self.reconnect_s))[-1]
         except redis_errors.OutOfMemoryError:
             raise QueueFull("the server's memory is full", retry_after_s=1.0) from None
         match reply[0]:
             case b"queued" | b"same":
-                return Submitted(job_id, reply[0] == b"queued", reply[1] / 1000)
+                return Submitted(job_id, reply[1] / 1000)
             case b"duplicate":
                 raise DuplicateId(job_id)
         detail = f"{reply[2]} jobs with {reply[3]:,} bytes wait on queue {self.keys.queue_name}"
@@ -129,16 +130,17 @@ class Protocol:
         return self._wait(checked_id(job_id), timeout_s, block_s=0.0)
 
     def decide(self, payload: bytes, job_id: str | None, deadline_s: float, timeout_s: float | None) -> Steps[Result]:
-        """Submit and wait. A wait given up takes the job back, unless somebody else had submitted it before."""
-        job = yield from self.submit(payload, job_id, deadline_s)
+        """Submit and wait. Giving up takes the job back, unless somebody else had submitted it before."""
+        job_id, nonce = fresh_id() if job_id is None else checked_id(job_id), fresh_id()
         timeout_s = deadline_s + DECIDE_GRACE_S if timeout_s is None else timeout_s
         try:
-            return (yield from self._wait(job.job_id, timeout_s, block_s=job.deadline_in_s + SETTLE_MARGIN_S))
-        except (GeneratorExit, redis_errors.RedisError):
-            raise
+            job = yield from self.submit(payload, job_id, deadline_s, nonce)
+            return (yield from self._wait(job_id, timeout_s, block_s=job.deadline_in_s + SETTLE_MARGIN_S))
+        except (GeneratorExit, redis_errors.RedisError, DuplicateId, QueueFull, ValueError):
+            raise  # nothing to take back, or nobody to tell
         except BaseException:
-            if job.is_new:
-                yield Batch((self._script(CANCEL, job.job_id),))
+            # Also an interrupt or a cancelled task, which may come when the server has the job and we not yet its word.
+            yield Batch((self._script(CANCEL, job_id, nonce),))
             raise
 
     def cancel(self, job_id: str) -> Steps[bool]:
@@ -147,7 +149,7 @@ class Protocol:
         Raises:
             UnknownJob, RequestRefused (a malformed id).
         """
-        batch = Batch((self._script(CANCEL, checked_id(job_id)),))
+        batch = Batch((self._script(CANCEL, checked_id(job_id), ""),))
         state = (yield from _ask(batch, time.monotonic() + self.reconnect_s))[0][0]
         if state == b"unknown":
             raise UnknownJob(job_id)
@@ -175,14 +177,15 @@ class Protocol:
             if time.monotonic() >= give_up_at:
                 raise ResultTimeout(job_id, timeout_s)
 
-    def _submission(self, payload: bytes, job_id: str, deadline_s: float) -> Batch:
-        staged = self.keys.staged(uuid.uuid4().hex)
+    def _submission(self, payload: bytes, job_id: str, deadline_s: float, nonce: str) -> Batch:
+        staged = self.keys.staged(nonce)
         submit = self._script(
             SUBMIT,
             job_id,
             hashlib.sha256(payload).hexdigest(),
             len(payload),
             max(1, round(deadline_s * 1000)),
+            nonce,
             staged,
             self.max_waiting_jobs,
             self.max_waiting_bytes,
@@ -199,6 +202,11 @@ class Protocol:
 
     def _script(self, script: Script, *args: str | int) -> Command:
         return call(script, self.keys, self.policy, *args)
+
+
+def fresh_id() -> str:
+    """An id that nobody else has."""
+    return uuid.uuid4().hex
 
 
 def checked_id(job_id: str) -> str:

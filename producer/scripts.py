@@ -157,6 +157,11 @@ local function expire(job)
     .. ' ms ago; take a new screenshot and submit again')
 end
 
+local function unqueue(id)
+  redis.call('LREM', QUEUE, 0, id)
+  redis.call('LREM', WAKE, 0, id)
+end
+
 local function has_passed(job) return job.deadline_us ~= nil and job.deadline_us <= NOW_US end
 
 -- Takes a lease away from its worker: its job goes back to the front of the queue, or ends.
@@ -201,11 +206,11 @@ def _lua(value: str | bytes | int) -> str:
     return "'" + "".join(f"\\{byte:03d}" for byte in data) + "'"
 
 
-# Args: id, sha256, payload bytes, deadline ms, staged key, most waiting jobs, most waiting bytes.
+# Args: id, sha256, payload bytes, deadline ms, nonce, staged key, most waiting jobs, most waiting bytes.
 # Returns {"queued" | "same", ms to the deadline}, {"duplicate"} or {"full", retry after ms, jobs, bytes}.
 SUBMIT = script(
     """
-local id, sha256, bytes, deadline_ms, staged, max_jobs, max_bytes = unpack(ARGV, 8)
+local id, sha256, bytes, deadline_ms, nonce, staged, max_jobs, max_bytes = unpack(ARGV, 8)
 bytes, deadline_ms = tonumber(bytes), tonumber(deadline_ms)
 
 local function known_sha256()
@@ -229,7 +234,7 @@ local function sweep()
   for _, waiting in ipairs(redis.call('LRANGE', QUEUE, 0, 1023)) do
     local job = well_formed(waiting) and read_job(waiting)
     if job and job.status == 'queued' and has_passed(job) and not own(RESULT .. waiting, 'hash') then
-      redis.call('LREM', QUEUE, 1, waiting)
+      unqueue(waiting)
       expire(job)
     end
   end
@@ -259,7 +264,7 @@ redis.call('DEL', JOB .. id, STREAM .. id)
 redis.call('HSET', JOB .. id, 'created_at', iso(NOW_US), 'enqueued_at', iso(NOW_US), 'origin', QUEUE_NAME,
   'status', 'queued', 'description', 'screenshot decision', 'data', CALL, 'timeout', math.ceil(deadline_ms / 1000),
   'payload_sha256', sha256, 'payload_bytes', whole(bytes), 'enqueued_us', whole(NOW_US),
-  'deadline_us', whole(NOW_US + deadline_ms * 1000), 'attempts', 0)
+  'deadline_us', whole(NOW_US + deadline_ms * 1000), 'attempts', 0, 'nonce', nonce)
 redis.call('PEXPIRE', JOB .. id, deadline_ms + RESULT_TTL_S * 1000)
 redis.call('RENAME', staged, PAYLOAD .. id)
 redis.call('PEXPIRE', PAYLOAD .. id, deadline_ms + PAYLOAD_GRACE_MS)
@@ -288,23 +293,25 @@ if job and job.status == 'started' then
 end
 if not job or job.status ~= 'queued' then return {'unknown', 0} end
 if not has_passed(job) then return {'waiting', math.ceil(((job.deadline_us or NOW_US) - NOW_US) / 1000)} end
-redis.call('LREM', QUEUE, 0, id)
+unqueue(id)
 expire(job)
 return {'ended', 0}
 """)
 
-# Args: id. Returns {"cancelled"} (it waited and has ended), {"cancelling"} (it runs and ends as cancelled when the work
-# in hand is over), {"ended"} (it already had a result) or {"unknown"}.
+# Args: id, nonce. With a nonce, only the job of that very submission is meant. Returns {"cancelled"} (it waited and has
+# ended), {"cancelling"} (it runs and ends as cancelled when the work in hand is over), {"ended"} (it had a result
+# already) or {"unknown"}.
 CANCEL = script("""
-local id = ARGV[8]
+local id, nonce = ARGV[8], ARGV[9]
 if own(RESULT .. id, 'hash') then return {'ended'} end
 local job = read_job(id)
+if job and nonce ~= '' and redis.call('HGET', JOB .. id, 'nonce') ~= nonce then return {'unknown'} end
 if job and job.status == 'started' then
   redis.call('HSET', JOB .. id, 'cancel', 1)
   return {'cancelling'}
 end
 if not job or job.status ~= 'queued' then return {'unknown'} end
-redis.call('LREM', QUEUE, 0, id)
+unqueue(id)
 end_with(job, 'cancelled', 'cancelled', 'cancelled while waiting')
 return {'cancelled'}
 """)

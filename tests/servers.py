@@ -118,8 +118,11 @@ class Place:
             yield worker
         finally:
             worker.stop()
-            self.redis.rpush(self.keys.wake, "nobody")  # an idle worker need not wait out its blocking pop
+            with contextlib.suppress(redis.RedisError):
+                self.redis.rpush(self.keys.wake, "nobody")  # an idle worker need not wait out its blocking pop
             thread.join(WAIT_S)
+            with contextlib.suppress(redis.RedisError):
+                self.redis.lrem(self.keys.wake, 0, "nobody")
             assert not thread.is_alive(), "the worker did not leave"
 
     def submit_payload(self, payload: bytes, job_id: str | None = None, deadline_s: float = 60.0) -> str:

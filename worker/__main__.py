@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
-from importlib import import_module
 
-COMMANDS = ("run", "status", "verify", "export", "synthesize")
+from worker.commands import export, fetch, run, status, synthesize, verify
+
+COMMANDS = (run, status, fetch, verify, export, synthesize)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line. Building it loads neither torch nor a checkpoint."""
     parser = argparse.ArgumentParser(prog="python -m worker", description="Answers screenshot jobs from a Redis queue.")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in COMMANDS:
-        if importlib.util.find_spec(f"worker.commands.{name}"):
-            import_module(f"worker.commands.{name}").add_parser(subparsers)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
     return parser
 
 

@@ -1,6 +1,6 @@
 """What a job's end says: the body of an answer or of a refusal. It knows no queue and no model.
 
-An engine is any object with `Engine`'s members; what it raises on purpose is `engine.errors`.
+An engine is any object with `Engine`'s members. Nothing here imports ours, which would load torch into `rq info`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from engine.errors import Refusal
 from producer import wire
 from producer.contract import QUESTION_TYPE, Request, State
 from producer.errors import Code, ErrorBody, Fault, RequestRefused
@@ -64,7 +63,12 @@ class Identity(Protocol):
 
 
 class Engine(Protocol):
-    """What makes decisions. It may also have `check_image(image, media_type)`, which names a header's faults."""
+    """What makes decisions.
+
+    It refuses a request with an exception that has `faults`, `(loc, msg, code)` of each, and says with one that has an
+    `exit_code` that its process must end. It may also have `check_image(image, media_type)`, which gives a header's
+    faults.
+    """
 
     @property
     def identity(self) -> Identity: ...
@@ -113,11 +117,20 @@ def failed(error: Exception) -> Outcome:
     return Outcome(Status.FAILED, ErrorBody(Code.INFERENCE_FAILED, detail).to_json(), Code.INFERENCE_FAILED)
 
 
-def refusal_of(error: RequestRefused | Refusal, payload: bytes, engine: Engine) -> Outcome:
-    """The end of a refused job. Where the contract refused it, the image's own faults are named as well."""
-    if isinstance(error, Refusal):
-        return refused(error.faults)
+def contract_refused(error: RequestRefused, payload: bytes, engine: Engine) -> Outcome:
+    """The end of a job that the contract refuses; the image's own faults are named as well."""
     return refused([*error.errors, *_image_faults(payload, engine)])
+
+
+def refusal_faults(error: Exception) -> Sequence[tuple[str, str, str]]:
+    """The faults for which an engine refuses a request; none if it did not mean to refuse."""
+    return tuple(getattr(error, "faults", ()))
+
+
+def exit_code_of(error: Exception) -> int | None:
+    """The process's exit code if the engine cannot go on."""
+    code = getattr(error, "exit_code", None)
+    return code if isinstance(code, int) else None
 
 
 def confidence(probabilities: Sequence[float]) -> float:

@@ -60,6 +60,7 @@ class Beat(threading.Thread):
         self._worker_name = name
         self._pulse = pulse
         self._stopped = threading.Event()
+        self._beating = threading.Lock()
         self._beaten: tuple[str, str] | None = None
         self._due_s = 0.0
         self._complaint = ""
@@ -79,22 +80,27 @@ class Beat(threading.Thread):
             self.join(timeout=2.0)
 
     def beat(self) -> None:
-        """One beat. A failed one is logged once and tried again at the next."""
-        self._beaten = self._telling()
-        self._due_s = time.monotonic() + self._settings.beat_s
-        in_hand = self._pulse.in_hand
-        try:
-            held = self._redis.execute_command(*self._command(in_hand))  # type: ignore[no-untyped-call]
-        except redis_errors.RedisError as error:
-            self._due_s = time.monotonic() + min(1.0, self._settings.beat_s)
-            if self._complaint != str(error):
-                self._complaint = str(error)
-                log.warning("no beat: %s", error)
-            return
-        self._complaint = ""
-        if held == b"lost" and in_hand is not None and in_hand == self._pulse.in_hand and in_hand != self._lost:
-            self._lost = in_hand
-            log.warning("job lease lost id=%s: another worker may have it by now", in_hand.job_id)
+        """One beat, by whichever thread. A failed one is logged once and tried again soon."""
+        with self._beating:  # an older beat must not arrive after a newer one
+            self._beaten = self._telling()
+            self._due_s = time.monotonic() + self._settings.beat_s
+            in_hand = self._pulse.in_hand
+            try:
+                held = self._redis.execute_command(*self._command(in_hand))  # type: ignore[no-untyped-call]
+            except redis_errors.RedisError as error:
+                self._due_s = time.monotonic() + min(1.0, self._settings.beat_s)
+                if self._complaint != str(error):
+                    self._complaint = str(error)
+                    log.warning("no beat: %s", error)
+                return
+            self._complaint = ""
+            if held == b"lost":
+                self._warn_once(in_hand)
+
+    def _warn_once(self, lost: InHand | None) -> None:
+        if lost is not None and lost == self._pulse.in_hand and lost != self._lost:
+            self._lost = lost
+            log.warning("job lease lost id=%s: another worker may have it by now", lost.job_id)
 
     def _telling(self) -> tuple[str, str]:
         return self._pulse.state, self._pulse.facts.get("progress", "")

@@ -149,7 +149,7 @@ class SafeQueue(Queue):
         cancelled = 0
         for job_id in self.connection.lrange(self.key, 0, -1):
             text = job_id if isinstance(job_id, str) else job_id.decode(errors="replace")
-            command = call(CANCEL, settings.keys, settings.policy, text)
+            command = call(CANCEL, settings.keys, settings.policy, text, "")
             reply = self.connection.execute_command(*command)  # type: ignore[no-untyped-call]
             cancelled += reply[0] == b"cancelled"
         return cancelled

@@ -11,7 +11,7 @@ from producer.scripts import script
 # What `rq:job:<id>` may hold. Anything else (callbacks, dependencies, webhooks, meta, retries ...) refuses the job.
 JOB_FIELDS = (
     "created_at enqueued_at started_at ended_at last_heartbeat origin status description timeout data worker_name "
-    "payload_sha256 payload_bytes enqueued_us deadline_us started_us attempts lease cancel"
+    "payload_sha256 payload_bytes enqueued_us deadline_us started_us attempts lease cancel nonce"
 )
 # A lease that claims to last longer than this was forged.
 MAX_LEASE_S = 3600
@@ -237,7 +237,7 @@ end
 for _, id in ipairs(redis.call('LRANGE', QUEUE, 0, budget - 1)) do
   local job = well_formed(id) and read_job(id)
   if job and job.status == 'queued' and has_passed(job) and not own(RESULT .. id, 'hash') then
-    redis.call('LREM', QUEUE, 1, id)
+    unqueue(id)
     expire(job)
   end
 end

@@ -28,10 +28,20 @@ from rq.logutils import setup_loghandlers
 from rq.queue import Queue
 from rq.worker import DequeueStrategy, SimpleWorker
 
-from engine.errors import EngineError, FatalError, Refusal
 from producer.contract import parse_request
 from producer.errors import RequestRefused
-from worker.answer import Engine, Outcome, Report, answered, failed, questions_of, refusal_of
+from worker.answer import (
+    Engine,
+    Outcome,
+    Report,
+    answered,
+    contract_refused,
+    exit_code_of,
+    failed,
+    questions_of,
+    refusal_faults,
+    refused,
+)
 from worker.beat import SERVING, Beat, InHand, Pulse, identity_facts
 from worker.link import Claim, Link, ServerLost, own_client
 from worker.lock import Device, DeviceLock, DeviceTaken
@@ -146,6 +156,12 @@ class GpuWorker(SimpleWorker):
 
         return load_engine(self.settings.checkpoint, device, report)
 
+    def console(self) -> Report:
+        """Shows the start's progress to whoever looks at standard error."""
+        from engine.checkpoint.report import ProgressReport
+
+        return ProgressReport()
+
     @contextmanager
     def _life(self) -> Iterator[tuple[Link, Beat]]:
         """Everything around the work: signals, the beat, the device's lock; at the end, signing off and the reason."""
@@ -156,15 +172,15 @@ class GpuWorker(SimpleWorker):
             yield link, beat
         except Stopped:
             log.info("worker stopped before it was ready")
-        except FatalError as error:
-            self._fail(error.exit_code, str(error))
         except (SettingsError, DeviceTaken) as error:
             self._fail(EXIT_USAGE, str(error))
         except ServerLost as error:
             self._fail(EXIT_FAILED, str(error))
         except Exception as error:
-            log.error("worker failed:\n%s", "".join(traceback.format_tb(error.__traceback__)))
-            self._fail(EXIT_FAILED, f"{type(error).__name__}: {error}")
+            exit_code = exit_code_of(error)
+            if exit_code is None:
+                log.error("worker failed:\n%s", "".join(traceback.format_tb(error.__traceback__)))
+            self._fail(exit_code or EXIT_FAILED, f"{type(error).__name__}: {error}")
         finally:
             beat.stop()
             if self.exit_code:
@@ -186,7 +202,7 @@ class GpuWorker(SimpleWorker):
             "started_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         link.check_server()
-        report = Progress(self._pulse)
+        report = Progress(self._pulse, self.console())
         self._engine = self.load_engine(device, report)
         identity = self._engine.identity
         self._pulse.facts |= identity_facts(identity.name, dict(identity.hashes))
@@ -234,7 +250,7 @@ class GpuWorker(SimpleWorker):
         if fatal:
             raise fatal
 
-    def _outcome(self, claim: Claim) -> tuple[Outcome, FatalError | None]:
+    def _outcome(self, claim: Claim) -> tuple[Outcome, Exception | None]:
         """What the engine makes of a job. A broad `except` stands here, at the job's border, and nowhere else."""
         engine = self._engine
         assert engine is not None, "a job is taken only when the engine is ready"
@@ -243,17 +259,17 @@ class GpuWorker(SimpleWorker):
             image, media_type = request.image_bytes, request.image_media_type
             decision = engine.decide(image, questions_of(request), media_type=media_type)
             return answered(request, decision, engine.identity.name), None
-        except (RequestRefused, Refusal) as error:
-            return refusal_of(error, claim.payload, engine), None
-        except FatalError as error:
-            log.error("job failed id=%s: %s: %s", claim.job_id, type(error).__name__, error)
-            return failed(error), error
+        except RequestRefused as error:
+            return contract_refused(error, claim.payload, engine), None
         except Exception as error:
-            # The message stays out of the log: it may repeat a prompt. An error of the engine's own says what it may.
-            told = f": {error}" if isinstance(error, EngineError) else ""
+            if faults := refusal_faults(error):
+                return refused(faults), None
+            is_fatal = exit_code_of(error) is not None
+            # An unexpected error's message stays out of the log: it may repeat a prompt.
+            told = f": {error}" if is_fatal else ""
             trace = "".join(traceback.format_tb(error.__traceback__))
             log.error("job failed id=%s: %s%s\n%s", claim.job_id, type(error).__name__, told, trace)
-            return failed(error), None
+            return failed(error), error if is_fatal else None
 
     def _fail(self, exit_code: int, reason: str) -> None:
         self.exit_code = exit_code

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from engine.errors import DeviceError, Fault, Refusal, WarmUpError
 from worker import __main__ as command_line
 from worker.answer import Question, Report
 from worker.commands.run import run
 from worker.lock import Device
 from worker.worker import GpuWorker
 
+Fault = tuple[str, str, str]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -45,6 +45,21 @@ class NoopDecision:
     timings: NoopTimings = NoopTimings()
 
 
+class Refusal(Exception):
+    """As `engine.errors.Refusal`, without torch."""
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        self.faults = faults
+
+
+class Fatal(Exception):
+    """As the fatal errors of `engine.errors`, without torch."""
+
+    def __init__(self, exit_code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class NoopEngine:
     """Probabilities are a function of the bytes asked about."""
 
@@ -57,12 +72,12 @@ class NoopEngine:
     def warm_up(self, report: Report) -> None:
         report("warm-up", 1, 1)
         if os.environ.get("NOOP_WARM_UP") == "fail":
-            raise WarmUpError("the warm-up decision did not add up to 1")
+            raise Fatal(4, "the warm-up decision did not add up to 1")
 
     def check_image(self, image: bytes, media_type: str | None = None) -> tuple[Fault, ...]:
         if image.startswith(PNG):
             return ()
-        return (Fault("state.image", "this is no PNG file; send one", "unsupported_format"),)
+        return (("state.image", "this is no PNG file; send one", "unsupported_format"),)
 
     def decide(self, image: bytes, questions: Sequence[Question], *, media_type: str | None = None) -> NoopDecision:
         if faults := self.check_image(image, media_type):
@@ -87,9 +102,9 @@ def _obey(goal: str) -> None:
         case ["raise"]:
             raise RuntimeError("secret prompt text")
         case ["refuse"]:
-            raise Refusal((Fault("questions.q", "the prompt is too long", "prompt_too_long"),))
+            raise Refusal((("questions.q", "the prompt is too long", "prompt_too_long"),))
         case ["fatal"]:
-            raise DeviceError("the device is gone")
+            raise Fatal(5, "the device is gone")
         case ["kill"]:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -100,6 +115,9 @@ class NoopWorker(GpuWorker):
     def choose_device(self) -> Device:
         name = self.settings.device or f"noop-{self.name}"
         return Device(name, "no device", name)
+
+    def console(self) -> Report:
+        return lambda phase, done_bytes, total_bytes: None
 
     def load_engine(self, device: Device, report: Report) -> NoopEngine:
         pause_s = float(os.environ.get("NOOP_LOAD_S", "0")) / 4
