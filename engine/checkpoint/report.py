@@ -9,12 +9,18 @@ import sys
 import time
 from typing import Protocol, TextIO
 
+# Phases that count something else than bytes.
+COUNTED = {"warm up": "decisions"}
+
 _BAR_WIDTH = 24
 _REDRAW_INTERVAL_S = 0.1
 
 
 class Report(Protocol):
-    """Called from one thread as a phase goes on; the last call of a phase has `done_bytes == total_bytes`."""
+    """Called from one thread as a phase goes on; the last call of a phase has `done_bytes == total_bytes`.
+
+    The phases of `COUNTED` give numbers of what they count in the place of bytes.
+    """
 
     def __call__(self, phase: str, done_bytes: int, total_bytes: int) -> None: ...
 
@@ -47,6 +53,8 @@ class ProgressReport:
 
     def _line(self, done_bytes: int, total_bytes: int, now_s: float) -> str:
         elapsed_s = max(now_s - self._started_s, 1e-3)
+        if unit := COUNTED.get(self._phase):
+            return f"{self._phase}: {done_bytes} of {total_bytes} {unit}, {elapsed_s:.1f} s"
         rate = f"{readable_bytes(round(done_bytes / elapsed_s))}/s"
         return (
             f"{self._phase}: {readable_bytes(done_bytes)} of {readable_bytes(total_bytes)}, {rate}, {elapsed_s:.1f} s"

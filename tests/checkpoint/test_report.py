@@ -64,3 +64,9 @@ def test_nothing_to_do_is_done_at_once() -> None:
 )
 def test_bytes_are_readable(count: int, text: str) -> None:
     assert readable_bytes(count) == text
+
+
+def test_a_warm_up_counts_decisions() -> None:
+    stream = io.StringIO()
+    run_phase(ProgressReport(stream), "warm up", total_bytes=4)
+    assert stream.getvalue().startswith("warm up: 4 of 4 decisions, ")
