@@ -84,6 +84,11 @@ class Place:
         return redis.Redis.from_url(self.url, decode_responses=True)
 
     @property
+    def raw(self) -> redis.Redis:
+        """In bytes."""
+        return redis.Redis.from_url(self.url)
+
+    @property
     def environment(self) -> dict[str, str]:
         names = ("redis_url", "queue", "prefix", "runtime_dir", *self.changes)
         return {f"CUA_{name.upper()}": str(getattr(self.settings, name)) for name in names}
@@ -94,7 +99,7 @@ class Place:
 
     def record(self, job_id: str) -> dict[bytes, bytes]:
         """RQ's record of a job."""
-        fields = redis.Redis.from_url(self.url).hgetall(self.keys.rq_job(job_id))
+        fields = self.raw.hgetall(self.keys.rq_job(job_id))
         assert isinstance(fields, dict)
         return fields
 

@@ -142,12 +142,11 @@ def confidence(probabilities: Sequence[float]) -> float:
 
 
 def _answer(keys: tuple[str, ...], probabilities: tuple[float, ...]) -> dict[str, object]:
-    # `max` keeps the first of equals: a tie goes to the earliest.
-    choice = max(range(len(keys)), key=probabilities.__getitem__)
+    by_key = dict(zip(keys, probabilities, strict=True))
     return {
         "type": QUESTION_TYPE,
-        "choice": keys[choice],
-        "probabilities": dict(zip(keys, probabilities, strict=True)),
+        "choice": max(by_key, key=by_key.__getitem__),  # the first of equals: a tie goes to the earliest
+        "probabilities": by_key,
         "confidence": confidence(probabilities),
     }
 

@@ -21,6 +21,7 @@ from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 from rq.connections import get_connection_kwargs
 
+from producer.keys import JOB_ID_PATTERN
 from producer.limits import MAX_PAYLOAD_BYTES
 from producer.scripts import Command, Script, call
 from worker.answer import Outcome
@@ -126,7 +127,7 @@ class Link:
         reply = self._patiently(f"write the result of job {claim.job_id}", lambda: self._run(command), must=True)
         if reply[0] == b"lost":
             return None
-        self._hint = reply[4].decode() or None
+        self._hint = _as_hint(reply[4])
         return Ended(reply[1].decode(), reply[2].decode(), reply[3].decode())
 
     def maintain(self) -> None:
@@ -193,7 +194,7 @@ class Link:
         """Block until something was put on the queue. A popped hint may be lost: the queue itself decides."""
         woken = self._patiently("wait for a job", lambda: self._redis.blpop([self._keys.wake], timeout=BLOCK_S))
         if woken:
-            self._hint = woken[1].decode("ascii", "replace")
+            self._hint = _as_hint(woken[1])
 
     def _script(self, script: Script, *args: str | int | float) -> Command:
         return call(script, self._keys, self._settings.policy, *args)
@@ -250,6 +251,12 @@ def log_notes(notes: list[bytes]) -> None:
         line = " ".join(f"{name}={fields[name]}" for name in sorted(fields) if name not in ("event", "id"))
         level = logging.INFO if fields["event"] == "ended" else logging.WARNING
         log.log(level, "job %s id=%s %s", fields["event"], fields["id"], line)
+
+
+def _as_hint(entry: bytes) -> str | None:
+    """A queue's entry as an id, if it can be one: strangers push what they like."""
+    text = entry.decode("ascii", "replace")
+    return text if JOB_ID_PATTERN.fullmatch(text) else None
 
 
 def _ms(value: float | None) -> str:

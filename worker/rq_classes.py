@@ -100,6 +100,11 @@ class SafeJob(Job):
         """None, whatever the record says."""
         return
 
+    @property
+    def dependents_key(self) -> str:
+        """A key that is never written: RQ's clean-up would load the jobs named there with its own class."""
+        return f"{self.key}:no-dependents"
+
     def perform(self) -> NoReturn:
         """Refused: only `worker.GpuWorker` takes jobs."""
         raise InvalidJobOperationError("this queue's jobs are run by worker.GpuWorker alone")

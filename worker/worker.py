@@ -274,7 +274,7 @@ class GpuWorker(SimpleWorker):
     def _fail(self, exit_code: int, reason: str) -> None:
         self.exit_code = exit_code
         self._pulse.state = "failed"
-        self._pulse.facts["error"] = reason[:2000]
+        self._pulse.facts |= {"error": reason[:2000], "progress": ""}
         log.error("worker failed: %s", reason)
 
     def _install_signal_handlers(self) -> None:
