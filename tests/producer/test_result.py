@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from producer.errors import Code, ErrorBody, Fault, MalformedResult, ProducerError
 from producer.result import Answer, Result, Status, Timings, Usage
+from tests.producer.jobs import reproducible
 
 ANSWER_BODY = {
     "model": "tiny@1234",
@@ -125,6 +126,7 @@ def test_anything_else_is_malformed(hashed: dict[bytes, bytes], reason: str) -> 
     assert isinstance(caught.value, ProducerError)
 
 
+@reproducible
 @given(
     st.dictionaries(
         st.sampled_from(sorted(fields())) | st.binary(max_size=5),

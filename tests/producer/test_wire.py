@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from producer import wire
 from producer.errors import Code, Fault, RequestRefused
 from producer.limits import MAX_NESTING, MAX_PAYLOAD_BYTES, MAX_VALUES
+from tests.producer.jobs import reproducible
 
 scalars = st.one_of(
     st.none(),
@@ -56,6 +57,7 @@ def nested(depth: int) -> bytes:
     return b"\x91" * (depth - 1) + b"\x90"
 
 
+@reproducible
 @given(carried)
 def test_what_is_carried_comes_back_the_same(value: object) -> None:
     back = wire.unpack(wire.pack(value))
@@ -66,6 +68,7 @@ def test_tuples_and_byte_arrays_are_carried_as_arrays_and_binary() -> None:
     assert wire.unpack(wire.pack({"a": (1, 2), "b": bytearray(b"x")})).value == {"a": [1, 2], "b": b"x"}
 
 
+@reproducible
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(payload: bytes) -> None:
     try:
@@ -76,6 +79,7 @@ def test_any_bytes_are_read_or_refused(payload: bytes) -> None:
         assert all(fault.code == Code.MALFORMED_PAYLOAD for fault in checked.faults)
 
 
+@reproducible
 @given(anything)
 def test_any_msgpack_value_is_read_or_named(value: object) -> None:
     checked = wire.unpack(packed(value))
@@ -90,6 +94,7 @@ python_values = st.recursive(
 )
 
 
+@reproducible
 @given(python_values)
 def test_any_python_value_is_packed_or_refused(value: object) -> None:
     try:
