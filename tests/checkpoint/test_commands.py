@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,40 @@ def test_synthesize_with_force_replaces_a_synthetic_checkpoint_only(
     (tmp_path / "other").mkdir()
     assert command("synthesize", tmp_path / "other", "--force") == 2
     assert (tmp_path / "other").is_dir()
+
+
+def test_fetch_asks_for_the_pinned_revisions_and_needed_files_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, dict[str, Any]] = {}
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **options: asked.update({name: options}))
+    assert command("fetch", tmp_path) == 0
+    pin = published_pin()
+    assert asked == {
+        "Qwen/Qwen3.5-4B": {
+            "revision": pin.base.revision,
+            "allow_patterns": list(pin.base.files),
+            "local_dir": str(tmp_path / "base"),
+        },
+        "cua-ai/cua-s1-4b-0.2": {
+            "revision": pin.adapter.revision,
+            "allow_patterns": ["multimodal/adapter_config.json", "multimodal/adapter_model.safetensors"],
+            "local_dir": str(tmp_path / "adapter"),
+        },
+    }
+
+
+def test_a_hub_that_cannot_be_reached_ends_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def fail(*_: object, **__: object) -> None:
+        raise LocalEntryNotFoundError("no route to the hub")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    assert command("fetch", tmp_path) == 2
+    assert "no route to the hub" in capsys.readouterr().err
 
 
 def test_a_name_that_is_not_allowed_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
