@@ -260,7 +260,7 @@ if is_full() then
   return {'full', retry_after_ms(), redis.call('LLEN', QUEUE), waiting_bytes()}
 end
 
-redis.call('DEL', JOB .. id, STREAM .. id)
+redis.call('DEL', JOB .. id)
 redis.call('HSET', JOB .. id, 'created_at', iso(NOW_US), 'enqueued_at', iso(NOW_US), 'origin', QUEUE_NAME,
   'status', 'queued', 'description', 'screenshot decision', 'data', CALL, 'timeout', math.ceil(deadline_ms / 1000),
   'payload_sha256', sha256, 'payload_bytes', whole(bytes), 'enqueued_us', whole(NOW_US),

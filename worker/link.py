@@ -32,6 +32,8 @@ from worker.settings import Settings, SettingsError
 BLOCK_S = 1.0
 SOCKET_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 5.0
+# A payload of 1 MiB then comes in 4 reads, not 16.
+READ_BYTES = 256 * 1024
 # Entries of a queue or registry that one script looks at.
 SCAN_BUDGET = 512
 MAINTENANCE_INTERVAL_S = 10.0
@@ -239,6 +241,7 @@ def own_client(connection: redis.Redis) -> redis.Redis:
         "socket_timeout": SOCKET_TIMEOUT_S,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "decode_responses": False,
+        "socket_read_size": READ_BYTES,
     }
     pool = redis.ConnectionPool(connection_class=connection.connection_pool.connection_class, **options)
     return redis.Redis(connection_pool=pool)

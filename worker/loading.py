@@ -11,28 +11,22 @@ from engine.engine import Engine
 from engine.errors import DeviceError
 from worker.answer import Report
 from worker.lock import Device
-from worker.settings import SettingsError
 
 
 def choose_device(wanted: str) -> Device:
-    """The wanted device, or with "" the first GPU, or without one the CPU.
+    """The wanted device (`Settings.device`), or with "" the first GPU, or without one the CPU.
 
     Raises:
-        SettingsError: it is no device's name.
         DeviceError: this machine does not have it.
     """
-    name = wanted or ("cuda:0" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise SettingsError(f"device {wanted!r}: cpu or cuda:<index> is allowed") from None
+    device = torch.device(wanted or ("cuda:0" if torch.cuda.is_available() else "cpu"))
     if device.type == "cpu":
         return Device("cpu", f"CPU, {torch.get_num_threads()} threads", "cpu")
-    if device.type != "cuda":
-        raise SettingsError(f"device {wanted!r}: cpu or cuda:<index> is allowed")
     index = device.index or 0
     if index >= torch.cuda.device_count():
-        raise DeviceError(f"this machine has no {name}: torch sees {torch.cuda.device_count()} GPUs; use --device cpu")
+        raise DeviceError(
+            f"this machine has no cuda:{index}: torch sees {torch.cuda.device_count()} GPUs; use --device cpu"
+        )
     properties = torch.cuda.get_device_properties(index)
     return Device(f"cuda:{index}", properties.name, str(getattr(properties, "uuid", f"cuda:{index}")))
 

@@ -100,7 +100,7 @@ local function start(job)
 end
 
 -- Asked again after a lost reply: the job that this token already holds.
-for _, member in ipairs(redis.call('ZRANGE', LEASES, 0, -1)) do
+for _, member in ipairs(redis.call('ZRANGE', LEASES, 0, 1023)) do
   if member:sub(-#token - 1) == ':' .. token then
     local job = read_job(member:sub(1, -#token - 2))
     if job and job.lease == token and job.started_us and job.enqueued_us and job.attempts then return claimed(job) end

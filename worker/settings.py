@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -14,6 +15,7 @@ from producer.scripts import Policy
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 VARIABLE_PREFIX = "CUA_"
+DEVICE_PATTERN = re.compile(r"(cpu|cuda(:[0-9]+)?)?")
 
 
 class SettingsError(ValueError):
@@ -53,6 +55,8 @@ class Settings:
                 raise SettingsError(f"{name} is {getattr(self, name):g}; more than 0 is allowed")
         if self.lease_s < 2 * self.beat_s:
             raise SettingsError(f"lease_s is {self.lease_s:g}; at least two beats of {self.beat_s:g} s are needed")
+        if not DEVICE_PATTERN.fullmatch(self.device):
+            raise SettingsError(f"device is {self.device!r}; cpu, cuda or cuda:<index> is allowed")
         try:
             Keys(self.prefix, self.queue)
         except ValueError as error:

@@ -8,6 +8,7 @@ and thread: no fork, no alarm signal, nothing imported by a name from the queue.
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import socket
 import sys
@@ -51,6 +52,7 @@ from worker.settings import Settings, SettingsError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 log = logging.getLogger("worker")
@@ -90,8 +92,10 @@ class GpuWorker(SimpleWorker):
             prepare_for_work: False when RQ only wants to show a worker.
 
         Raises:
-            SettingsError: more than one queue, or a setting that is not allowed.
+            SettingsError: more than one queue, or a name or setting that is not allowed.
         """
+        if prepare_for_work and name is not None and not NAME_PATTERN.fullmatch(name):
+            raise SettingsError(f"worker name {name!r}: 1-64 letters, digits, '_', '.' or '-' are allowed")
         given = [queues] if isinstance(queues, str | Queue) else list(queues)
         names = [queue if isinstance(queue, str) else queue.name for queue in given]
         if len(names) > 1:
@@ -199,7 +203,7 @@ class GpuWorker(SimpleWorker):
         self._pulse.facts |= {
             "device": device.name,
             "gpu": device.description,
-            "started_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "started_at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         }
         link.check_server()
         report = Progress(self._pulse, self.console())

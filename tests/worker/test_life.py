@@ -137,12 +137,12 @@ def test_a_lost_device_ends_it_after_the_job_is_answered(place: Place) -> None:
 
 
 def test_a_second_worker_on_the_device_is_refused_with_the_firsts_name(place: Place) -> None:
-    place.changes["device"] = "gpu-7"
+    place.changes["device"] = "cuda:7"
     with place.process(name="first"):
         command = ["-m", "tests.worker.noop", "run", "--name", "second"]
         with place.process(*command, ready=False) as second:
             output, _ = second.communicate(timeout=20)
-            assert second.returncode == 2 and "gpu-7" in output and "first" in output
+            assert second.returncode == 2 and "cuda:7" in output and "first" in output
     with place.process(name="third"):
         pass
 
@@ -190,12 +190,24 @@ def test_settings_come_from_the_environment() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("LEASE_S", "soon"), ("MAX_ATTEMPTS", "1.5"), ("RESULT_TTL_S", "0"), ("LEASE_S", "6"), ("QUEUE", "a b")],
+    [
+        ("LEASE_S", "soon"),
+        ("MAX_ATTEMPTS", "1.5"),
+        ("RESULT_TTL_S", "0"),
+        ("LEASE_S", "6"),
+        ("QUEUE", "a b"),
+        ("DEVICE", "tpu"),
+    ],
 )
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:
     with pytest.raises(SettingsError) as error:
         Settings.from_environment({f"CUA_{name}": value})
     assert name.lower() in str(error.value).lower() and value in str(error.value)
+
+
+def test_a_workers_name_is_fit_for_keys_and_logs(place: Place) -> None:
+    with pytest.raises(SettingsError, match="worker name"):
+        place.worker(name="a\nb")
 
 
 def test_one_queue_a_worker(place: Place) -> None:
