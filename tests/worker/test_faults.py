@@ -118,6 +118,27 @@ def test_a_beat_keeps_the_lease_of_a_long_job(place: Place) -> None:
     assert (result.status, result.attempts) == ("ok", 1)
 
 
+def test_a_client_learns_of_lost_workers_when_none_is_left(place: Place) -> None:
+    with place.client() as client:
+        job_id = client.submit(IMAGE, QUESTIONS)
+        for name in ("one", "two", "three"):
+            taken(link_to(place, name, lease_s=0.2, beat_s=0.1))
+            time.sleep(0.25)
+        result = client.result(job_id)
+    assert (result.status, result.attempts, result.worker) == ("failed", 3, "three")
+    assert result.error is not None and result.error.code == "worker_lost"
+
+
+def test_an_ended_lease_with_another_token_takes_no_job_away(place: Place) -> None:
+    link = link_to(place, "owner")
+    with place.client() as client:
+        job_id = client.submit(IMAGE, QUESTIONS)
+    claim = taken(link)
+    place.redis.zadd(place.keys.leases, {f"{job_id}:forged": 1})
+    assert link_to(place, "other").take(block=False) is None
+    assert finish(link, claim, "mine") and place.result(job_id)["attempts"] == "1"
+
+
 # What stands in the commands of a worker's steps.
 STEPS = {"claim": b"local function admit", "pop": b"BLPOP", "read": b"GET\r\n", "finish": b"is_orphan"}
 
