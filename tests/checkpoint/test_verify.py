@@ -474,6 +474,13 @@ def test_an_export_with_another_config_or_tokenizer_is_refused(checkpoint: Path)
     assert all("expected the base's own" in mismatch for mismatch in found)
 
 
+def test_a_manifest_with_the_same_contents_in_another_form_is_refused(checkpoint: Path) -> None:
+    path = checkpoint / "export/manifest.json"
+    rewrite(path, path.read_bytes() + b" ")
+    (found,) = mismatches(checkpoint)
+    assert found.startswith("export/manifest.json: its bytes are not in the form")
+
+
 def test_an_export_without_a_manifest_is_unfinished(checkpoint: Path) -> None:
     (checkpoint / "export/manifest.json").unlink()
     assert any("export/manifest.json: cannot be read" in found for found in mismatches(checkpoint))
