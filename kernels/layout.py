@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 MAX_SUFFIXES = 8
 # Tokens that one program of the chunked delta rule, and one of attention, works on.
 CHUNK_TOKENS = 64
-TILE_TOKENS = 64
+TILE_TOKENS = 128
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from kernels.layout import TILE_TOKENS, Layout
 Tensor = torch.Tensor
 
 KEYS = 64
-WARPS, STAGES = 8, 2
+# Queries of a tile when only the rows that are read out ask: one is there, sixteen are the least a product takes.
+READ_TILE_TOKENS = 16
 
 
 def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -97,11 +98,11 @@ def shared_prefix_attention(
         HEADS=heads,
         GROUP=heads // kv_heads,
         D=width,
-        QUERIES=TILE_TOKENS,
+        QUERIES=READ_TILE_TOKENS if read_only else TILE_TOKENS,
         KEYS=KEYS,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=WARPS,
-        num_stages=STAGES,
+        num_warps=4 if read_only else 8,
+        num_stages=2,
     )
     return out
 

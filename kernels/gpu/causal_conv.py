@@ -100,8 +100,8 @@ def _conv(
     if tl.program_id(0) == tl.num_programs(0) - 1:
         # The last programs write the state at the prefix's end: what a token after it would look back at.
         for back in tl.static_range(1, WIDTH):
-            place = tl.full([1, 1], prefix - back, tl.int32)
-            last = _input(x, state, place, channel, inside, x_stride, channels, WIDTH)
+            at_end = tl.full([1, 1], prefix - back, tl.int32)
+            last = _input(x, state, at_end, channel, inside, x_stride, channels, WIDTH)
             tl.store(end + (WIDTH - 1 - back) * channels + channel, last, mask=inside)
     else:
         token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)[:, None]

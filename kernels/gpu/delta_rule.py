@@ -1,9 +1,9 @@
 """The chunked gated delta rule on the GPU, float32 throughout.
 
-Three kernels: the products of a chunk's keys and queries with its keys; the chunk's triangular system, solved by
-16-row blocks so that no power of it is ever formed (screens repeat themselves: keys are often equal, and powers would
-overflow where substitution does not); and the scan, which alone goes from chunk to chunk. The prefix is scanned first,
-then all suffixes beside each other from its end.
+Three kernels: the chunk's triangular system, solved by doubling blocks so that no power of it is ever formed (screens
+repeat themselves: keys are often equal, and powers would overflow where substitution does not); the scan, which alone
+goes from chunk to chunk, over the prefix first and then over all suffixes beside each other from its end; and the
+outputs, each chunk for itself.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -19,10 +19,11 @@ Tensor = torch.Tensor
 
 # How float32 products are made: each by three TF32 products of the operands' high and low parts, about 21 bits.
 PRECISION = "tf32x3"
-# Columns of the memory that one program of the scan carries.
+# Columns of the memory that one program of the scan carries, and of the outputs that one program computes.
 SCAN_COLUMNS = 32
-GRAM_WARPS, SOLVE_WARPS, SCAN_WARPS = 4, 4, 4
-SCAN_STAGES = 1
+OUTPUT_COLUMNS = 64
+SOLVE_WARPS, SCAN_WARPS, OUTPUT_WARPS = 4, 4, 4
+SCAN_STAGES = 2
 
 
 def decay_and_strength(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,97 +79,59 @@ def gated_delta_rule(
     assert all(x.is_contiguous() for x in (q, k, v, g, beta, state)) and layout.rows == tokens
     assert state.shape == (heads, key_dim, value_dim) and key_dim % 16 == 0 and value_dim % 16 == 0
     chunks = layout.chunks.shape[0]
-    system = g.new_empty(chunks, heads, CHUNK_TOKENS, CHUNK_TOKENS)
-    reads = torch.empty_like(system)
     decay = g.new_empty(chunks, heads, CHUNK_TOKENS)
+    # What a chunk would write to an empty memory, then what it writes; and the keys by which it reads the memory.
     writes = g.new_empty(chunks, heads, CHUNK_TOKENS, value_dim)
     memory_keys = g.new_empty(chunks, heads, CHUNK_TOKENS, key_dim)
+    memories = g.new_empty(chunks, heads, key_dim, value_dim)
     out = torch.empty_like(v)
-    shape = {"KEYS": key_heads, "HEADS": heads, "D": key_dim, "E": value_dim, "C": CHUNK_TOKENS, "PRECISION": precision}
-    _gram[(chunks, key_heads)](
-        q, k, g, beta, layout.chunks, system, reads, decay, **shape, num_warps=GRAM_WARPS, num_stages=1
-    )
+    sizes = {"KEYS": key_heads, "HEADS": heads, "D": key_dim, "E": value_dim, "C": CHUNK_TOKENS, "PRECISION": precision}
     _solve[(chunks, heads)](
-        k, v, beta, layout.chunks, system, decay, writes, memory_keys, **shape, num_warps=SOLVE_WARPS, num_stages=1
+        k, v, g, beta, layout.chunks, decay, writes, memory_keys, **sizes, num_warps=SOLVE_WARPS, num_stages=1
     )
     columns = min(SCAN_COLUMNS, value_dim)
     for first, sequences in ((0, 1), (1, MAX_SUFFIXES))[0 if prefix else 1 :]:
         _scan[(value_dim // columns, heads, sequences)](
-            q,
             k,
             layout.chunks,
             layout.sequences,
-            reads,
             decay,
             writes,
             memory_keys,
+            memories,
             state,
-            out,
-            key_dim**-0.5,
             first,
-            **shape,
+            **sizes,
             COLUMNS=columns,
             KEEP=first == 0,
+            STAGES=SCAN_STAGES,
             num_warps=SCAN_WARPS,
-            num_stages=SCAN_STAGES,
         )
+    columns = min(OUTPUT_COLUMNS, value_dim)
+    _output[(value_dim // columns, chunks, heads)](
+        q,
+        k,
+        layout.chunks,
+        decay,
+        writes,
+        memories,
+        out,
+        key_dim**-0.5,
+        **sizes,
+        COLUMNS=columns,
+        num_warps=OUTPUT_WARPS,
+        num_stages=1,
+    )
     return out
-
-
-@triton.jit
-def _gram(
-    q,
-    k,
-    g,
-    beta,
-    chunks,
-    system,
-    reads,
-    decay,
-    KEYS: tl.constexpr,
-    HEADS: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    C: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Of one chunk and one key head, for each of its value heads: decays, system `[C, C]` and reads `[C, C]`."""
-    chunk, key_head = tl.program_id(0), tl.program_id(1)
-    begin = tl.load(chunks + 2 * chunk)
-    count = tl.load(chunks + 2 * chunk + 1) - begin
-    if count > 0:
-        row = tl.arange(0, C)
-        present = row < count
-        place = (begin + row).to(tl.int64)
-        tile = place[:, None] * KEYS * D + key_head * D + tl.arange(0, D)[None, :]
-        keys = tl.load(k + tile, mask=present[:, None], other=0.0)
-        queries = tl.load(q + tile, mask=present[:, None], other=0.0)
-        across = tl.trans(keys)
-        key_key = tl.dot(keys, across, input_precision=PRECISION)
-        query_key = tl.dot(queries, across, input_precision=PRECISION)
-        later = row[:, None] > row[None, :]
-        seen = row[:, None] >= row[None, :]
-        square = row[:, None] * C + row[None, :]
-        for member in tl.static_range(HEADS // KEYS):
-            head = key_head * (HEADS // KEYS) + member
-            scalar = place * HEADS + head
-            total = tl.cumsum(tl.load(g + scalar, mask=present, other=0.0), axis=0)
-            strength = tl.load(beta + scalar, mask=present, other=0.0).to(tl.float32)
-            since = tl.exp(tl.where(seen, total[:, None] - total[None, :], 0.0))
-            number = (chunk * HEADS + head).to(tl.int64)
-            tl.store(decay + number * C + row, total)
-            corrections = tl.where(later, strength[:, None] * key_key * since, 0.0)
-            tl.store(system + number * C * C + square, corrections)
-            tl.store(reads + number * C * C + square, tl.where(seen, query_key * since, 0.0))
 
 
 @triton.jit
 def _solve(
     k,
     v,
+    g,
     beta,
     chunks,
-    system,
     decay,
     writes,
     memory_keys,
@@ -179,93 +142,59 @@ def _solve(
     C: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Of one chunk and one value head: `(I + system)^-1` applied to the writes and to the keys that read the memory."""
+    """Of one chunk and one value head: `(I + A)^-1` applied to the writes and to the keys that read the memory.
+
+    A holds the corrections of a write by earlier ones, strictly lower triangular.
+    """
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin = tl.load(chunks + 2 * chunk)
     count = tl.load(chunks + 2 * chunk + 1) - begin
     if count > 0:
+        row = tl.arange(0, C)
+        present = row < count
+        at = (begin + row).to(tl.int64)
         number = (chunk * HEADS + head).to(tl.int64)
-        block = system + number * C * C
-        row = tl.arange(0, 16)[:, None]
-        column = tl.arange(0, 16)[None, :]
-        place = row * C + column
-        line = tl.arange(0, 16)
-        # The four diagonal blocks, a row at a time: X_i = e_i - sum_{j < i} A_ij X_j.
-        x00 = tl.where(row == column, 1.0, 0.0)
-        x11 = x00
-        x22 = x00
-        x33 = x00
-        for i in range(1, 16):
-            here = row == i
-            a = block + i * C + line
-            x00 -= tl.where(here, tl.sum(tl.load(a)[:, None] * x00, axis=0)[None, :], 0.0)
-            x11 -= tl.where(here, tl.sum(tl.load(a + 16 * (C + 1))[:, None] * x11, axis=0)[None, :], 0.0)
-            x22 -= tl.where(here, tl.sum(tl.load(a + 32 * (C + 1))[:, None] * x22, axis=0)[None, :], 0.0)
-            x33 -= tl.where(here, tl.sum(tl.load(a + 48 * (C + 1))[:, None] * x33, axis=0)[None, :], 0.0)
-        # The blocks under them: X_ij = -X_ii sum_{j <= m < i} A_im X_mj.
-        a10 = tl.load(block + 16 * C + place)
-        a20 = tl.load(block + 32 * C + place)
-        a21 = tl.load(block + 32 * C + 16 + place)
-        a30 = tl.load(block + 48 * C + place)
-        a31 = tl.load(block + 48 * C + 16 + place)
-        a32 = tl.load(block + 48 * C + 32 + place)
-        x10 = -_product(x11, _product(a10, x00))
-        x21 = -_product(x22, _product(a21, x11))
-        x32 = -_product(x33, _product(a32, x22))
-        x20 = -_product(x22, _product(a20, x00) + _product(a21, x10))
-        x31 = -_product(x33, _product(a31, x11) + _product(a32, x21))
-        x30 = -_product(x33, _product(a30, x00) + _product(a31, x10) + _product(a32, x20))
-        # Through memory into one square: only this program reads or writes these 4 C^2 bytes.
-        tl.debug_barrier()
-        tl.store(block + place, x00)
-        tl.store(block + 16 * C + 16 + place, x11)
-        tl.store(block + 32 * C + 32 + place, x22)
-        tl.store(block + 48 * C + 48 + place, x33)
-        tl.store(block + 16 * C + place, x10)
-        tl.store(block + 32 * C + place, x20)
-        tl.store(block + 32 * C + 16 + place, x21)
-        tl.store(block + 48 * C + place, x30)
-        tl.store(block + 48 * C + 16 + place, x31)
-        tl.store(block + 48 * C + 32 + place, x32)
-        tl.debug_barrier()
-        token = tl.arange(0, C)
-        inverse = tl.load(block + token[:, None] * C + token[None, :])
-        present = token < count
-        at = (begin + token).to(tl.int64)
         strength = tl.load(beta + at * HEADS + head, mask=present, other=0.0).to(tl.float32)
-        total = tl.load(decay + number * C + token)
-        key_head = head // (HEADS // KEYS)
+        total = tl.cumsum(tl.load(g + at * HEADS + head, mask=present, other=0.0), axis=0)
+        tl.store(decay + number * C + row, total)
         d = tl.arange(0, D)[None, :]
-        keys = tl.load(k + at[:, None] * KEYS * D + key_head * D + d, mask=present[:, None], other=0.0)
-        keys = keys * (strength * tl.exp(total))[:, None]
-        out = token[:, None] * D + d
-        tl.store(memory_keys + number * C * D + out, tl.dot(inverse, keys, input_precision=PRECISION))
+        keys = tl.load(k + at[:, None] * KEYS * D + head // (HEADS // KEYS) * D + d, mask=present[:, None], other=0.0)
+        later = row[:, None] > row[None, :]
+        since = tl.exp(tl.where(later, total[:, None] - total[None, :], 0.0))
+        overlap = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
+        corrections = tl.where(later, strength[:, None] * overlap * since, 0.0)
+        # Inverses of diagonal blocks, doubling in size: of two neighbours X and Y with B under X and beside Y, the
+        # inverse's lower block is -Y B X. One product over the whole square does it for all pairs of blocks.
+        inverse = tl.where(row[:, None] == row[None, :], 1.0, 0.0) - tl.where(
+            row[:, None] // 2 == row[None, :] // 2, corrections, 0.0
+        )
+        size = 2
+        while size < C:
+            pairs = (row[:, None] // (2 * size) == row[None, :] // (2 * size)) & (
+                row[:, None] // size != row[None, :] // size
+            )
+            below = tl.dot(tl.where(pairs, corrections, 0.0), inverse, input_precision=PRECISION)
+            inverse -= tl.dot(inverse, below, input_precision=PRECISION)
+            size *= 2
+        reading = keys * (strength * tl.exp(total))[:, None]
+        out = memory_keys + number * C * D + row[:, None] * D + d
+        tl.store(out, tl.dot(inverse, reading, input_precision=PRECISION))
         e = tl.arange(0, E)[None, :]
         values = tl.load(v + at[:, None] * HEADS * E + head * E + e, mask=present[:, None], other=0.0).to(tl.float32)
-        values = values * strength[:, None]
-        out = token[:, None] * E + e
-        tl.store(writes + number * C * E + out, tl.dot(inverse, values, input_precision=PRECISION))
-
-
-@triton.jit
-def _product(a, b):
-    """A product of two `[16, 16]`, plainly in float32."""
-    return tl.dot(a, b, input_precision="ieee")
+        out = writes + number * C * E + row[:, None] * E + e
+        tl.store(out, tl.dot(inverse, values * strength[:, None], input_precision=PRECISION))
 
 
 @triton.jit
 def _scan(
-    q,
     k,
     chunks,
     sequences,
-    reads,
     decay,
     writes,
     memory_keys,
+    memories,
     state,
-    out,
-    scale,
     first_sequence,
     KEYS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -275,38 +204,81 @@ def _scan(
     PRECISION: tl.constexpr,
     COLUMNS: tl.constexpr,
     KEEP: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """Of one sequence and one value head, some columns of the memory: corrected, read and decayed chunk by chunk."""
+    """Of one sequence and one value head, some columns of the memory: kept at each chunk's start, then written to."""
     head = tl.program_id(1)
     sequence = first_sequence + tl.program_id(2)
     first = tl.load(sequences + 2 * sequence)
     count = tl.load(sequences + 2 * sequence + 1)
     if count > 0:
-        key_head = head // (HEADS // KEYS)
-        token = tl.arange(0, C)
+        row = tl.arange(0, C)
         d = tl.arange(0, D)
         e = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-        carried = state + head * D * E + d[:, None] * E + e[None, :]
+        square = d[:, None] * E + e[None, :]
+        carried = state + head * D * E + square
         memory = tl.load(carried)
-        for chunk in range(first, first + count):
+        for chunk in tl.range(first, first + count, num_stages=STAGES):
             begin = tl.load(chunks + 2 * chunk)
-            present = token < tl.load(chunks + 2 * chunk + 1) - begin
-            at = (begin + token).to(tl.int64)
+            present = row < tl.load(chunks + 2 * chunk + 1) - begin
+            at = (begin + row).to(tl.int64)
             number = (chunk * HEADS + head).to(tl.int64)
-            total = tl.load(decay + number * C + token)
+            total = tl.load(decay + number * C + row)
             # The whole chunk's decay: padding of a chunk decays nothing, so it is the last one's, and the least.
             end = tl.min(total, axis=0)
-            reading = tl.load(memory_keys + number * C * D + token[:, None] * D + d[None, :])
-            writing = tl.load(writes + number * C * E + token[:, None] * E + e[None, :])
+            reading = tl.load(memory_keys + number * C * D + row[:, None] * D + d[None, :])
+            keys = tl.load(
+                k + at[None, :] * KEYS * D + head // (HEADS // KEYS) * D + d[:, None], mask=present[None, :], other=0.0
+            )
+            written = writes + number * C * E + row[:, None] * E + e[None, :]
+            writing = tl.load(written)
+            tl.store(memories + number * D * E + square, memory)
             writing -= tl.dot(reading, memory, input_precision=PRECISION)
-            tile = at[:, None] * KEYS * D + key_head * D + d[None, :]
-            queries = tl.load(q + tile, mask=present[:, None], other=0.0) * tl.exp(total)[:, None]
-            value = tl.dot(queries, memory, input_precision=PRECISION)
-            seen = tl.load(reads + number * C * C + token[:, None] * C + token[None, :])
-            value = tl.dot(seen, writing, value, input_precision=PRECISION)
-            target = out + at[:, None] * HEADS * E + head * E + e[None, :]
-            tl.store(target, (value * scale).to(out.dtype.element_ty), mask=present[:, None])
-            keys = tl.load(k + tile, mask=present[:, None], other=0.0) * tl.exp(end - total)[:, None]
-            memory = tl.dot(tl.trans(keys), writing, memory * tl.exp(end), input_precision=PRECISION)
+            tl.store(written, writing)
+            keys = keys * tl.exp(end - total)[None, :]
+            memory = tl.dot(keys, writing, memory * tl.exp(end), input_precision=PRECISION)
         if KEEP:
             tl.store(carried, memory)
+
+
+@triton.jit
+def _output(
+    q,
+    k,
+    chunks,
+    decay,
+    writes,
+    memories,
+    out,
+    scale,
+    KEYS: tl.constexpr,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    C: tl.constexpr,
+    PRECISION: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Of one chunk and one value head, some columns: what queries read from the memory and from the chunk's writes."""
+    chunk, head = tl.program_id(1), tl.program_id(2)
+    begin = tl.load(chunks + 2 * chunk)
+    count = tl.load(chunks + 2 * chunk + 1) - begin
+    if count > 0:
+        row = tl.arange(0, C)
+        present = (row < count)[:, None]
+        at = (begin + row).to(tl.int64)[:, None]
+        number = (chunk * HEADS + head).to(tl.int64)
+        d = tl.arange(0, D)
+        e = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        tile = at * KEYS * D + head // (HEADS // KEYS) * D + d[None, :]
+        queries = tl.load(q + tile, mask=present, other=0.0)
+        keys = tl.load(k + tile, mask=present, other=0.0)
+        total = tl.load(decay + number * C + row)
+        seen = row[:, None] >= row[None, :]
+        since = tl.exp(tl.where(seen, total[:, None] - total[None, :], 0.0))
+        overlap = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+        memory = tl.load(memories + number * D * E + d[:, None] * E + e)
+        value = tl.dot(queries * tl.exp(total)[:, None], memory, input_precision=PRECISION)
+        writing = tl.load(writes + number * C * E + row[:, None] * E + e)
+        value = tl.dot(tl.where(seen, overlap * since, 0.0), writing, value, input_precision=PRECISION)
+        tl.store(out + at * HEADS * E + head * E + e, (value * scale).to(out.dtype.element_ty), mask=present)

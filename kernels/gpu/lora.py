@@ -16,10 +16,13 @@ import triton.language as tl
 
 Tensor = torch.Tensor
 
-DOWN_ROWS = 32
+DOWN_ROWS = 64
 DOWN_COLUMNS = 128
-UP_ROWS = 32
-UP_COLUMNS = 256
+# The inner product's sum is cut into runs of this many columns, so that there are programs enough; the outer product
+# adds the runs in order.
+DOWN_RUN = 1024
+UP_ROWS = 64
+UP_COLUMNS = 128
 MIN_RANK = 16
 # Of the outer product's float32 operands (Triton's `input_precision`): TF32 three times, about 21 bits.
 UP_PRECISION = "tf32x3"
@@ -35,11 +38,12 @@ def lora_linear(
 
 
 def lora_down(x: Tensor, down: Tensor) -> Tensor:
-    """`x A^T` of `x` `[N, in]`, model dtype, and A `[rank, in]`, float32: `[N, rank]`, float32."""
+    """`x A^T` of `x` `[N, in]`, model dtype, and A `[rank, in]`, float32: addends `[runs, N, rank]`, float32."""
     rows, width = x.shape
     rank = down.shape[0]
-    inner = torch.empty(rows, rank, dtype=torch.float32, device=x.device)
-    _down[(triton.cdiv(rows, DOWN_ROWS),)](
+    runs = triton.cdiv(width, DOWN_RUN)
+    inner = torch.empty(runs, rows, rank, dtype=torch.float32, device=x.device)
+    _down[(triton.cdiv(rows, DOWN_ROWS), runs)](
         x,
         down,
         inner,
@@ -48,6 +52,7 @@ def lora_down(x: Tensor, down: Tensor) -> Tensor:
         rank,
         ROWS=DOWN_ROWS,
         COLUMNS=DOWN_COLUMNS,
+        RUN=DOWN_RUN,
         RANK=max(MIN_RANK, triton.next_power_of_2(rank)),
         SPLIT=x.dtype == torch.bfloat16,
         num_warps=4,
@@ -66,13 +71,15 @@ def _down(
     rank,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    RUN: tl.constexpr,
     RANK: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     member = tl.arange(0, RANK)[None, :]
     total = tl.zeros([ROWS, RANK], tl.float32)
-    for first in range(0, width, COLUMNS):
+    begin = tl.program_id(1) * RUN
+    for first in range(begin, tl.minimum(begin + RUN, width), COLUMNS):
         column = first + tl.arange(0, COLUMNS)
         here = tl.load(
             x + row.to(tl.int64) * width + column[None, :], mask=(row < rows) & (column[None, :] < width), other=0.0
@@ -90,13 +97,14 @@ def _down(
             total = tl.dot(here, low, total)
         else:
             total = tl.dot(here, a, total, input_precision="ieee")
+    inner += tl.program_id(1).to(tl.int64) * rows * rank
     tl.store(inner + row.to(tl.int64) * rank + member, total, mask=(row < rows) & (member < rank))
 
 
 def lora_up_(base: Tensor, inner: Tensor, up: Tensor, scale: float, activation: str) -> Tensor:
     """`activation(base + scale * inner B^T)`, written over `base` `[N, out]` and returned.
 
-    `inner` is `[N, rank]` and `up` (B) `[out, rank]`, both float32.
+    `inner` is of `lora_down`; `up` (B) is `[out, rank]`, float32.
     """
     rows, width = base.shape
     rank = up.shape[1]
@@ -109,6 +117,7 @@ def lora_up_(base: Tensor, inner: Tensor, up: Tensor, scale: float, activation: 
         rows,
         width,
         rank,
+        RUNS=inner.shape[0],
         ROWS=UP_ROWS,
         COLUMNS=UP_COLUMNS,
         RANK=max(MIN_RANK, triton.next_power_of_2(rank)),
@@ -139,6 +148,7 @@ def _up(
     rows,
     width,
     rank,
+    RUNS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,
@@ -148,13 +158,14 @@ def _up(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     member = tl.arange(0, RANK)
-    h = tl.load(
-        inner + row.to(tl.int64) * rank + member[None, :], mask=(row < rows) & (member[None, :] < rank), other=0.0
-    )
+    h = tl.zeros([ROWS, RANK], tl.float32)
+    for run in tl.static_range(RUNS):
+        place = (run * rows + row).to(tl.int64) * rank + member[None, :]
+        h += tl.load(inner + place, mask=(row < rows) & (member[None, :] < rank), other=0.0)
     b = tl.load(up + column * rank + member[:, None], mask=(column < width) & (member[:, None] < rank), other=0.0)
     branch = tl.dot(h, b, input_precision=PRECISION) * scale
-    place = base + row.to(tl.int64) * width + column
+    target = base + row.to(tl.int64) * width + column
     inside = (row < rows) & (column < width)
-    value = tl.load(place, mask=inside, other=0.0)
+    value = tl.load(target, mask=inside, other=0.0)
     total = (value.to(tl.float32) + branch).to(value.dtype).to(tl.float32)
-    tl.store(place, _activate(total, ACTIVATION).to(value.dtype), mask=inside)
+    tl.store(target, _activate(total, ACTIVATION).to(value.dtype), mask=inside)

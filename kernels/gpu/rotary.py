@@ -78,9 +78,9 @@ def _norm_rotate_launch(
         "HALF": triton.next_power_of_2(half),
         "BLOCK": triton.next_power_of_2(width),
     }
-    _norm_rotate[(out.shape[0],)](
-        source, weight, *table, out, row_stride, heads, width, half, eps, **tiles, num_warps=4
-    )
+    # Without fused multiply-adds, which would leave out the rounding between a product and a sum.
+    options = {"num_warps": 4, "enable_fp_fusion": False}
+    _norm_rotate[(out.shape[0],)](source, weight, *table, out, row_stride, heads, width, half, eps, **tiles, **options)
 
 
 @triton.jit
