@@ -60,7 +60,7 @@ def mini_config() -> dict[str, object]:
 
 
 def mini_tokenizer() -> dict[str, bytes]:
-    """A tokenizer of single bytes (A-Z are not the published ids), `<|image_pad|>`, and a token that only `tokenizer_config.json` adds."""
+    """Single bytes (A-Z at unpublished ids), `<|image_pad|>`, a token that only `tokenizer_config.json` adds."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=True)
     tokenizer = Tokenizer(models.BPE(vocab={byte: at for at, byte in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

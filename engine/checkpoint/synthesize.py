@@ -82,7 +82,6 @@ def synthesize(out: Path, size: Size, seed: int = 0, name: str | None = None, re
         ModuleNotFoundError: the extra `synthetic` is not installed.
     """
     name = f"synthetic-{size}-{seed}" if name is None else name
-    check_name(name)
     refuse_existing(out)  # before the seconds that the tokenizer takes
     return write_checkpoint(out, model_config(size), build_tokenizer(), name=name, seed=seed, report=report)
 
