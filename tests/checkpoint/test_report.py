@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 
@@ -50,6 +51,16 @@ def test_a_terminal_is_not_redrawn_for_every_call() -> None:
     stream = Terminal()
     run_phase(ProgressReport(stream), "verify", total_bytes=10_000)
     assert 2 <= stream.getvalue().count("\r") < 1_000
+
+
+def test_a_phase_that_comes_again_is_timed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = iter([0.0, 5.0, 100.0, 105.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now_s))
+    stream = io.StringIO()
+    report = ProgressReport(stream)
+    for done_bytes in (0, 10, 0, 10):
+        report("export", done_bytes, 10)
+    assert stream.getvalue() == 2 * "export: 10 B of 10 B, 2 B/s, 5.0 s\n"
 
 
 def test_nothing_to_do_is_done_at_once() -> None:
