@@ -223,12 +223,17 @@ def test_a_foreign_result_is_called_malformed(place: Place) -> None:
         client.result("odd")
 
 
-def test_a_stream_without_a_result_does_not_end_the_wait(place: Place) -> None:
+def test_a_stream_without_a_result_neither_ends_nor_hastens_the_wait(place: Place) -> None:
+    def reads() -> int:
+        return int(place.redis.info("commandstats").get("cmdstat_xread", {}).get("calls", 0))
+
     with place.client() as client:
         job_id = client.submit(IMAGE, QUESTIONS)
         place.redis.xadd(place.keys.stream(job_id), {"type": "1"})
+        before = reads()
         with pytest.raises(ResultTimeout):
-            client.result(job_id, timeout_s=0.2)
+            client.result(job_id, timeout_s=0.3)
+        assert reads() - before <= 4
 
 
 def test_no_server_is_told_without_the_password() -> None:

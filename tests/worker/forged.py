@@ -95,6 +95,7 @@ def forged_jobs(place: Place, canary: Path) -> Iterator[Forged]:
     yield Forged("no-record", place.id("no-record").encode(), {}, says="no record")
     for number, bad_id in enumerate((b"bad id", b"\xff\xfe", b"", b"x" * 65, b"../../etc/passwd", b"a:b", b"a\nb")):
         yield Forged(f"bad-id-{number}", bad_id, {}, payload=None, end=DROPPED)
+    yield Forged("bad-id-with-all", b"bad id " + place.queue.encode(), dict(plain), end=DROPPED)
     yield Forged("nothing-there", place.id("nothing-there").encode(), {}, payload=None, end=DROPPED)
 
 

@@ -40,6 +40,8 @@ def check_refusal(place: Place, forged: Forged) -> None:
     assert body["code"] == ("payload_too_large" if forged.name == "big-payload" else "malformed_payload")
     assert body["detail"].isprintable() and len(body["detail"]) < 1000
     assert not place.redis.exists(place.keys.payload(job_id)), forged.name
+    if forged.name == "big-payload":
+        assert fields["attempts"] == "0", "refused by its size alone, without reading it"
     assert b"system" not in b"".join(place.record(job_id).values()), "nothing of the forgery is kept"
 
 
@@ -79,6 +81,8 @@ def test_forged_jobs_run_nothing(any_place: Place, canary: Path, starter: str) -
     for forged in forgeries:
         if forged.end == REFUSED:
             check_refusal(place, forged)
+        else:
+            assert not place.result(forged.job_id.decode("latin-1")), forged.name
     dropped = [line for line in output.splitlines() if "job dropped" in line]
     assert len(dropped) >= sum(forged.end == DROPPED for forged in forgeries)
     assert output.count("\x1b[31m\n") == 0 and "\n\n" not in output

@@ -114,8 +114,20 @@ def test_a_job_that_kills_every_worker_ends(place: Place) -> None:
 def test_a_beat_keeps_the_lease_of_a_long_job(place: Place) -> None:
     place.changes |= SHORT_LEASE
     with place.working(), place.client() as client:
-        result = client.decide(IMAGE, asking("sleep 1.3"))
+        job_id = client.submit(IMAGE, asking("sleep 1.3"))
+        place.wait_running(job_id)
+        time.sleep(0.8)
+        assert link_to(place, "other").take(block=False) is None, "longer than a lease, and still its owner's"
+        result = client.result(job_id)
     assert (result.status, result.attempts) == ("ok", 1)
+
+
+def test_an_expired_job_is_not_handed_out(place: Place) -> None:
+    with place.client() as client:
+        job_id = client.submit(IMAGE, QUESTIONS, deadline_s=0.01)
+    time.sleep(0.02)
+    assert link_to(place, "w").take(block=False) is None
+    assert place.result(job_id)["status"] == "expired"
 
 
 def test_a_client_learns_of_lost_workers_when_none_is_left(place: Place) -> None:
