@@ -6,12 +6,12 @@ import base64
 import json
 import math
 
+import msgpack
 import pytest
 
 from producer import limits
-from producer.checks import FORBIDDEN_TEXTS
-from producer.contract import CONTRACT_MODEL
-from producer.errors import MAX_NAMED_FAULTS, Code
+from producer.contract import CONTRACT_MODEL, parse_request
+from producer.errors import MAX_NAMED_FAULTS, Code, RequestRefused
 from tests.producer.jobs import IMAGE, SAVE, job, parsed, places, question, refused
 
 
@@ -111,7 +111,7 @@ def test_binary_inside_a_goal_or_label_is_refused_where_it_stands() -> None:
     assert places(refused(value)) == ["questions.q.instructions.a.1", "questions.q.criteria.k.0.0"]
 
 
-@pytest.mark.parametrize("mark", FORBIDDEN_TEXTS)
+@pytest.mark.parametrize("mark", ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"])
 def test_the_images_marks_are_refused_in_every_text(mark: str) -> None:
     text = f"a {mark} b"
     expected = {
@@ -241,6 +241,20 @@ def test_a_refusal_names_every_fault_with_its_place() -> None:
     )
 
 
+def test_keys_that_are_no_text_are_named_at_every_level() -> None:
+    broken: dict[object, object] = {"\ud800": 1, 5: 2, b"x": 3}
+    value = job(state={"image": IMAGE} | broken, questions={"q": SAVE | {"criteria": {"a": None} | broken}} | broken)
+    value["questions"]["q"] |= broken
+    data = msgpack.packb(value | broken, unicode_errors="surrogatepass")
+    with pytest.raises(RequestRefused) as caught:
+        parse_request(data)
+    assert caught.value.code == Code.MALFORMED_PAYLOAD
+    expected = ['"\\udced\\udca0\\udc80"', "payload", "payload"]
+    for level in ("state", "questions", "questions.q", "questions.q.criteria"):
+        expected += [f'{level}."\\udced\\udca0\\udc80"', level, level]
+    assert sorted(places(caught.value)) == sorted(expected)
+
+
 def test_the_code_is_the_one_that_the_faults_share() -> None:
     url = "data:image/gif;base64,AAAA"
     assert refused(job(state={"image": url})).code == Code.UNSUPPORTED_FORMAT
@@ -284,7 +298,7 @@ def test_of_very_many_faults_the_first_are_named() -> None:
         job(questions={str(index): 5 for index in range(1000)}),
         {str(index): 5 for index in range(1000)},
         question(instructions=[math.nan] * 1000),
-        question(instructions=[FORBIDDEN_TEXTS[0]] * 1000),
+        question(instructions=["<|image_pad|>"] * 1000),
     ):
         refusal = refused(value)
         assert len(refusal.errors) == MAX_NAMED_FAULTS + 1

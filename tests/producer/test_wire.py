@@ -64,6 +64,11 @@ def test_what_is_carried_comes_back_the_same(value: object) -> None:
     assert back == wire.Checked(value, (), frozenset())
 
 
+@pytest.mark.parametrize("number", [-(2**63), 2**64 - 1])
+def test_the_largest_integers_are_carried(number: int) -> None:
+    assert wire.unpack(wire.pack(number)).value == number
+
+
 def test_tuples_and_byte_arrays_are_carried_as_arrays_and_binary() -> None:
     assert wire.unpack(wire.pack({"a": (1, 2), "b": bytearray(b"x")})).value == {"a": [1, 2], "b": b"x"}
 
@@ -173,8 +178,13 @@ def test_pack_refuses_a_value_that_holds_itself() -> None:
         b"\xdd" + struct.pack(">I", MAX_VALUES - 10) + b"\x80" * (MAX_VALUES - 10),
         b"\xdd" + struct.pack(">I", MAX_VALUES + 10) + b"\xc0" * (MAX_VALUES + 10),
         b"\x92" + (b"\xdd" + struct.pack(">I", MAX_VALUES - 10) + b"\xc0" * (MAX_VALUES - 10)) * 2,
+        b"\xdd"
+        + struct.pack(">I", MAX_VALUES + 10)
+        + b"\xc6"
+        + struct.pack(">I", 2 * MAX_VALUES)
+        + bytes(2 * MAX_VALUES),
     ],
-    ids=["arrays", "maps", "one long array", "two long arrays"],
+    ids=["arrays", "maps", "one long array", "two long arrays", "a long array announced and cut off"],
 )
 def test_a_small_payload_with_very_many_values_is_too_large(payload: bytes) -> None:
     refused = refusal(payload)
