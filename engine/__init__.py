@@ -4,8 +4,18 @@ The names here are what a program without our queue needs: open a checkpoint, lo
 """
 
 from engine.checkpoint import CheckpointPaths, Identity, open_checkpoint, verify_checkpoint
-from engine.engine import Decision, Engine, Prepared, Timings
-from engine.errors import CheckpointError, DeviceError, EngineError, FatalError, Fault, Refusal, WarmUpError
+from engine.engine import Decision, Engine, Timings
+from engine.errors import (
+    CheckpointError,
+    DeviceError,
+    EngineError,
+    FatalError,
+    Fault,
+    InferenceError,
+    Refusal,
+    WarmUpError,
+)
+from engine.prepared import Prepared
 from engine.prompt import Question
 
 __all__ = [
@@ -18,6 +28,7 @@ __all__ = [
     "FatalError",
     "Fault",
     "Identity",
+    "InferenceError",
     "Prepared",
     "Question",
     "Refusal",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import pairwise
 
 import torch
@@ -18,11 +19,12 @@ from engine import image as images
 from engine.checkpoint import CheckpointPaths, Identity
 from engine.checkpoint.report import Report, silent
 from engine.errors import Fault, Refusal
+from engine.gpu import DEFAULT_IMAGE_CACHE_BYTES, GpuRunner
 from engine.model import Model, Segments, letter_logits, letter_probabilities
+from engine.prepared import Prepared
 from engine.prompt import MAX_PROMPT_TOKENS, PromptEncoder, Question, positions, too_long
 from engine.start import verify_and_load
 from engine.warm_up import warm_up
-from kernels.delta_rule import CHUNK_TOKENS
 from kernels.patches import pack_patches
 
 
@@ -47,34 +49,29 @@ class Decision:
     timings: Timings
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A request ready for the model, on the CPU.
-
-    `pixels` is `uint8 [H, W, 3]`, `grid` `(1, rows, columns)` in patches. `ids` `[T]` int64 packs the shared prefix and
-    then each question's suffix, as `segments` says; `positions` is `[3, T]` int64. `image_tokens` `[T]` int64 says
-    which of the image's tokens stands in a row, -1 for text. `options` counts each question's letters.
-    """
-
-    pixels: torch.Tensor
-    grid: tuple[int, int, int]
-    ids: torch.Tensor
-    positions: torch.Tensor
-    image_tokens: torch.Tensor
-    segments: Segments
-    options: tuple[int, ...]
-    input_tokens: int
-
-
 class Engine:
     """One loaded checkpoint on one device. Decisions are made one at a time; `prepare` may run beside them."""
 
-    def __init__(self, model: Model, encoder: PromptEncoder, identity: Identity, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: Model,
+        encoder: PromptEncoder,
+        identity: Identity,
+        device: torch.device,
+        *,
+        eager: bool = False,
+        image_cache_bytes: int = DEFAULT_IMAGE_CACHE_BYTES,
+    ) -> None:
         self.identity = identity
         self.device = device
         self._model = model
         self._encoder = encoder
         self._letter_rows = model.language.letter_rows(encoder.letter_ids)
+        self._runner = (
+            GpuRunner(model, self._letter_rows, encoder.head_ids, eager=eager, image_cache_bytes=image_cache_bytes)
+            if device.type == "cuda"
+            else None
+        )
 
     @classmethod
     def load(
@@ -83,6 +80,8 @@ class Engine:
         *,
         device: torch.device | str,
         dtype: torch.dtype = torch.bfloat16,
+        eager: bool = False,
+        image_cache_bytes: int = DEFAULT_IMAGE_CACHE_BYTES,
         report: Report = silent,
     ) -> Engine:
         """Verify every byte of a checkpoint, load it, and look once more that nothing was swapped in between.
@@ -91,6 +90,8 @@ class Engine:
             checkpoint: its folders (`open_checkpoint`).
             device: `cpu` or `cuda:<index>`.
             dtype: the model dtype: bfloat16, or float32 as a reference.
+            eager: on a GPU, never capture a graph.
+            image_cache_bytes: on a GPU, how much memory the states of past screenshots may take; 0 keeps none.
             report: told the phase and its progress in bytes.
 
         Raises:
@@ -100,7 +101,7 @@ class Engine:
         verified, model = verify_and_load(checkpoint, device, dtype, report)
         encoder = PromptEncoder.from_file(checkpoint.tokenizer)
         verified.recheck()
-        return cls(model, encoder, verified.identity, device)
+        return cls(model, encoder, verified.identity, device, eager=eager, image_cache_bytes=image_cache_bytes)
 
     @torch.inference_mode()
     def decide(self, image: bytes, questions: Sequence[Question], *, media_type: str | None = None) -> Decision:
@@ -113,10 +114,17 @@ class Engine:
 
         Raises:
             Refusal: the image or a prompt is not allowed; every fault found is named.
+            InferenceError: the GPU's memory does not hold the request; the next one may be answered.
+            DeviceError: the GPU must be given up, and the process with it.
         """
         laps_s = [time.perf_counter()]
         prepared = self.prepare(image, questions, media_type)
         laps_s.append(time.perf_counter())
+        if self._runner is not None:
+            outcome = self._runner.decide(prepared, sha256(image).digest())
+            prepare_ms = (laps_s[1] - laps_s[0]) * 1e3
+            spent = Timings(prepare_ms, outcome.vision_ms, outcome.language_ms)
+            return Decision(outcome.probabilities, prepared.input_tokens, spent)
         features = self._encode(prepared)
         laps_s.append(time.perf_counter())
         probabilities = self._read_out(self._prefill(prepared, features), prepared.options)
@@ -130,7 +138,17 @@ class Engine:
         Raises:
             WarmUpError: a case failed, or did not come out finite, normalised and repeatable.
         """
+        if self._runner is not None:
+            self._runner.warm_up()
         warm_up(lambda image, questions: self.decide(image, questions).probabilities, report)
+
+    def capture_pending(self, most: int | None = None) -> int:
+        """On a GPU, capture graphs of what has run without one, at most so many: for when no job waits.
+
+        Returns:
+            How many were captured; 0 when there is nothing left to do.
+        """
+        return self._runner.capture_pending(most) if self._runner is not None else 0
 
     def check_image(self, image: bytes, media_type: str | None = None) -> tuple[Fault, ...]:
         """Every fault that the image file's header shows, without decoding it."""
@@ -150,11 +168,11 @@ class Engine:
         prompt_tokens = [len(head) + len(tail) for tail in tails]
         _refuse_long_prompts(questions, prompt_tokens)
 
-        # A prefix that ends with a whole chunk of the delta rule is scanned in the same chunks as an uncut prompt; the
-        # few image tokens after it go with every suffix.
-        cut = len(head) // CHUNK_TOKENS * CHUNK_TOKENS
-        parts = [torch.tensor([*head[cut:], *tail]) for tail in tails]
-        ids = torch.cat([torch.tensor(head[:cut], dtype=torch.int64), *parts])
+        # The prefix always ends with the image, so that a question meets the same state and the same chunks of the
+        # delta rule whatever else is asked.
+        cut = len(head)
+        parts = [torch.tensor(tail) for tail in tails]
+        ids = torch.cat([torch.tensor(head), *parts])
         axes = positions(len(self._encoder.head_ids), (rows, columns), max(map(len, tails)))
         places = torch.cat([torch.arange(cut), *(torch.arange(cut, cut + len(part)) for part in parts)])
         return Prepared(
@@ -165,6 +183,7 @@ class Engine:
             image_tokens=torch.where(ids == self._encoder.image_pad_id, places - len(self._encoder.head_ids), -1),
             segments=Segments(cut, tuple(map(len, parts))),
             options=tuple(len(question.labels) for question in questions),
+            head_tokens=len(self._encoder.head_ids),
             input_tokens=sum(prompt_tokens),
         )
 

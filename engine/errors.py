@@ -34,6 +34,10 @@ class Refusal(EngineError):
         self.faults = faults
 
 
+class InferenceError(EngineError):
+    """This request could not be computed, through no fault of its own; the engine is ready for the next one."""
+
+
 class FatalError(EngineError):
     """The process must end; `exit_code` says why."""
 

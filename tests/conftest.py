@@ -1,5 +1,10 @@
 """Fixtures that several packages' tests share."""
 
+import os
+
+# Before anything imports Triton: the GPU kernels' tests run in its interpreter.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from tests.checkpoints import checkpoint, mini_checkpoint, tiny_checkpoint
 from tests.servers import any_place, own_server, place, redis_url, valkey_url
 

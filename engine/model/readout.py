@@ -22,17 +22,19 @@ def letter_logits(last_hidden: torch.Tensor, letter_rows: torch.Tensor) -> torch
     return linear(last_hidden, letter_rows)
 
 
-def letter_probabilities(logits: torch.Tensor, options: Sequence[int]) -> torch.Tensor:
+def letter_probabilities(logits: torch.Tensor, options: Sequence[int] | torch.Tensor) -> torch.Tensor:
     """Softmax over each question's own letters.
 
     Args:
         logits: `[K, L]`, model dtype.
-        options: for each question how many letters are in use, 1 to L.
+        options: for each question how many letters are in use, 1 to L; a tensor `[K]` is taken as it is.
 
     Returns:
         `[K, L]`, float32: a question's letters sum to 1, the letters that it does not use are 0.
     """
     questions, letters = logits.shape
-    assert len(options) == questions and all(1 <= count <= letters for count in options), (options, logits.shape)
-    unused = torch.arange(letters) >= torch.tensor(options)[:, None]
-    return logits.float().masked_fill(unused.to(logits.device), float("-inf")).softmax(-1)
+    if not isinstance(options, torch.Tensor):
+        assert len(options) == questions and all(1 <= count <= letters for count in options), (options, logits.shape)
+        options = torch.tensor(options, device=logits.device)
+    unused = torch.arange(letters, device=logits.device) >= options[:, None]
+    return logits.float().masked_fill(unused, float("-inf")).softmax(-1)

@@ -58,6 +58,13 @@ class Merger:
     fc2: AdaptedAffine
 
 
+class GridTables(NamedTuple):
+    """Of a grid's patches: learned positions `[N, D]`, model dtype, and the rotary table."""
+
+    positions: Tensor
+    rotary: Table
+
+
 @dataclass(frozen=True)
 class VisionEncoder:
     """The whole encoder.
@@ -73,12 +80,20 @@ class VisionEncoder:
     blocks: tuple[VisionBlock, ...]
     merger: Merger
 
-    def __call__(self, pixel_values: Tensor, grid: tuple[int, int, int]) -> Tensor:
+    def grid_tables(self, grid: tuple[int, int, int]) -> GridTables:
+        """What every picture of a grid `(1, rows, columns)` shares; worth keeping where grids come again."""
+        _, rows, columns = grid
+        at_row, at_column = patch_places(rows, columns, self.config.spatial_merge_size, self.positions.device)
+        positions = interpolate_table(self.positions, at_row, at_column, rows, columns)
+        return GridTables(positions, vision_table(at_row, at_column, self.frequencies))
+
+    def __call__(self, pixel_values: Tensor, grid: tuple[int, int, int], tables: GridTables | None = None) -> Tensor:
         """Encode one picture.
 
         Args:
             pixel_values: `[N, patch_values]`, float32 or the model dtype, of `kernels.patches.pack_patches`.
             grid: `(1, rows, columns)` in patches; N is their product.
+            tables: of `grid_tables`, if they were kept.
 
         Returns:
             `[N / merged_patches, out_hidden_size]`, model dtype: a row for each of the image's tokens, in order.
@@ -88,12 +103,10 @@ class VisionEncoder:
             grid,
             pixel_values.shape,
         )
-        at_row, at_column = patch_places(rows, columns, self.config.spatial_merge_size, pixel_values.device)
+        positions, rotary = tables or self.grid_tables(grid)
         # The product is rounded before its bias is added, as the reference's convolution does it.
         hidden = linear(pixel_values.to(self.patch.weight.dtype), self.patch.weight) + self.patch.bias
-        hidden = hidden + interpolate_table(self.positions, at_row, at_column, rows, columns)
-        table = vision_table(at_row, at_column, self.frequencies)
-        return self._merge(self._run_blocks(hidden, table))
+        return self._merge(self._run_blocks(hidden + positions, rotary))
 
     def _run_blocks(self, hidden: Tensor, table: Table) -> Tensor:
         """All blocks over `[N, D]`; the last block's rows come back normalised for the merger."""

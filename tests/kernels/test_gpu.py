@@ -5,13 +5,11 @@ Their roundings to BF16 and their speed can only be seen on a GPU: `benchmarks.k
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="Triton is not installed: its interpreter runs these tests")
 
 from kernels import attention, causal_conv, delta_rule, lora, mlp, norms, patches, rotary

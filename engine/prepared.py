@@ -1,0 +1,30 @@
+"""A request between the CPU's part and the model's: pixels, tokens, positions, and how they are packed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.segments import Segments
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request ready for the model, on the CPU.
+
+    `pixels` is `uint8 [H, W, 3]`, `grid` `(1, rows, columns)` in patches. `ids` `[T]` int64 packs the shared prefix and
+    then each question's suffix, as `segments` says: the prefix is the constant head, of `head_tokens`, and the image.
+    `positions` is `[3, T]` int64. `image_tokens` `[T]` int64 says which of the image's tokens stands in a row, -1 for
+    text. `options` counts each question's letters.
+    """
+
+    pixels: torch.Tensor
+    grid: tuple[int, int, int]
+    ids: torch.Tensor
+    positions: torch.Tensor
+    image_tokens: torch.Tensor
+    segments: Segments
+    options: tuple[int, ...]
+    head_tokens: int
+    input_tokens: int
