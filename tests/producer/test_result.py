@@ -91,6 +91,7 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 def test_an_error_body_is_read_as_it_was_written() -> None:
     written = ErrorBody("decode_failed", 'say "é"\n', (Fault("state.image", "corrupt", "decode_failed"),))
     assert Result.from_hash("job-1", fields("invalid", written.to_json())).error == written
+    assert "é" in written.to_json()  # readable in redis-cli
     assert json.loads(written.to_json()) == {
         "code": "decode_failed",
         "detail": 'say "é"\n',
