@@ -132,7 +132,7 @@ def test_jobs_are_answered_in_the_order_of_submission(place: Place) -> None:
 )
 def test_a_job_that_is_not_answered(
     place: Place, image: bytes, questions: dict[str, object], status: str, codes: str,
-    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     with place.working() as worker, place.client() as client:
         result = client.decide(image, questions)  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ def test_a_job_that_is_not_answered(
         assert client.decide(IMAGE, QUESTIONS).ok, "the worker goes on"
         assert place.redis.hget(place.keys.worker(worker.name), f"jobs_{status}") == "1"
         assert not place.redis.exists(place.keys.payload(result.job_id))
-    assert "secret prompt text" not in capfd.readouterr().err + result.body
+    assert "job ended" in caplog.text and "secret prompt text" not in caplog.text + result.body
 
 
 def test_a_contract_refusal_names_the_images_faults_too(place: Place) -> None:
