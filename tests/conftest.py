@@ -2,6 +2,12 @@
 
 import os
 
+# Before torch is loaded, here and in every process a test starts: tests run side by side, and OpenMP's threads of one
+# would spin while they wait for the cores that the others' have.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import os
+
 # Before anything imports Triton: the GPU kernels' tests run in its interpreter.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
