@@ -99,8 +99,8 @@ def _obey(goal: str) -> None:
     match goal.split():
         case ["sleep", seconds]:
             time.sleep(float(seconds))
-        case ["raise"]:
-            raise RuntimeError("secret prompt text")
+        case ["raise", *words]:
+            raise RuntimeError(" ".join(words))
         case ["refuse"]:
             raise Refusal((("questions.q", "the prompt is too long", "prompt_too_long"),))
         case ["fatal"]:

@@ -127,7 +127,7 @@ def test_jobs_are_answered_in_the_order_of_submission(place: Place) -> None:
     [
         pytest.param(b"GIF89a", QUESTIONS, "invalid", "unsupported_format", id="the engine refuses the image"),
         pytest.param(IMAGE, asking("refuse"), "invalid", "prompt_too_long", id="the engine refuses the prompt"),
-        pytest.param(IMAGE, asking("raise"), "failed", "inference_failed", id="the engine fails"),
+        pytest.param(IMAGE, asking("raise secret prompt text"), "failed", "inference_failed", id="the engine fails"),
     ],
 )
 def test_a_job_that_is_not_answered(
