@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from kernels.layout import layout_of
-from kernels.norms import l2_norm
 from kernels.segments import Segments
 
 Tensor = torch.Tensor
@@ -39,7 +38,7 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor | None, segments: Segme
 def conv_silu_split(
     x: Tensor, weight: Tensor, state: Tensor | None, segments: Segments, key_heads: int, value_heads: int, key_dim: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The delta rule's inputs: `causal_conv`, SiLU, the split into heads, queries and keys brought to length one.
+    """The delta rule's inputs: `causal_conv`, SiLU, the split into heads.
 
     Args:
         x: `[T, C]`, model dtype; its columns are queries `K * key_dim`, keys `K * key_dim`, values `V * value_dim`.
@@ -49,9 +48,8 @@ def conv_silu_split(
         key_dim: the width of a query or key head.
 
     Returns:
-        queries `[T, K, key_dim]` float32, keys `[T, K, key_dim]` float32, values `[T, V, value_dim]` model dtype, and
-        the convolution's state at the prefix's end. The convolution is rounded to the model dtype before SiLU and
-        after it; queries and keys are then normalised in float32 and not rounded.
+        queries and keys `[T, K, key_dim]`, values `[T, V, value_dim]`, all model dtype, and the convolution's state at
+        the prefix's end. The convolution is rounded to the model dtype before SiLU and after it.
     """
     if x.is_cuda:
         from kernels.gpu import causal_conv as gpu
@@ -64,8 +62,8 @@ def conv_silu_split(
     queries, keys, values = torch.split(mixed, [keys_width, keys_width, mixed.shape[1] - 2 * keys_width], dim=1)
     tokens = mixed.shape[0]
     return (
-        l2_norm(queries.reshape(tokens, key_heads, key_dim)),
-        l2_norm(keys.reshape(tokens, key_heads, key_dim)),
+        queries.reshape(tokens, key_heads, key_dim),
+        keys.reshape(tokens, key_heads, key_dim),
         values.reshape(tokens, value_heads, -1),
         end,
     )

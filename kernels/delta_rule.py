@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from kernels.layout import CHUNK_TOKENS as CHUNK_TOKENS
 from kernels.layout import layout_of
+from kernels.norms import l2_norm
 from kernels.segments import Segments
 
 Tensor = torch.Tensor
@@ -48,8 +49,8 @@ def gated_delta_rule(
     """The rule over packed tokens: the prefix from `state`, every suffix from the prefix's end.
 
     Args:
-        q, k: `[T, K, key_dim]`, of length one, float32. V is a multiple of K: key head `j` serves the value heads
-            `j * V / K` up to the next.
+        q, k: `[T, K, key_dim]`, model dtype; each is brought to length one first, in float32 and not rounded. V is a
+            multiple of K: key head `j` serves the value heads `j * V / K` up to the next.
         v: `[T, V, value_dim]`, model dtype.
         g: `[T, V]`, float32, at most 0.
         beta: `[T, V]`, any float dtype.
@@ -66,6 +67,7 @@ def gated_delta_rule(
         assert state is not None, "on a GPU a pass continues from a state, be it of zeros"
         prefix = segments.prefix_tokens > 0
         return gpu.gated_delta_rule(q, k, v, g, beta, state, layout_of(segments), prefix), state
+    q, k = l2_norm(q), l2_norm(k)
     if state is None:
         state = v.new_zeros(v.shape[1], k.shape[2], v.shape[2], dtype=torch.float32)
 
@@ -80,7 +82,8 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Ten
     """The rule over one sequence, a chunk at a time.
 
     Args:
-        q, k, v, g, beta, state: as in `gated_delta_rule`, for one sequence.
+        q, k: `[T, K, key_dim]`, of length one, float32.
+        v, g, beta, state: as in `gated_delta_rule`, for one sequence.
 
     Returns:
         `[T, V, value_dim]`, rounded to v's dtype, and the memory after the last token, float32.
@@ -118,7 +121,7 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
     """The rule as it is defined, a token at a time: the oracle of every faster form.
 
     Args:
-        q, k, v, g, beta, state: as in `gated_delta_rule`, for one sequence.
+        q, k, v, g, beta, state: as in `chunked`.
 
     Returns:
         As `chunked`.

@@ -1,4 +1,4 @@
-"""The causal convolution on the GPU, fused with what follows: SiLU, the split into heads, the keys' normalisation."""
+"""The causal convolution on the GPU, fused with what follows: SiLU and the split into heads."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 
 from kernels.layout import Layout
-from kernels.norms import L2_NORM_EPS
 
 Tensor = torch.Tensor
 
@@ -24,7 +23,7 @@ def conv_silu_split(
     value_dim = (channels - 2 * key_heads * key_dim) // value_heads
     assert x.stride(1) == 1 and weight.is_contiguous() and state.is_contiguous() and layout.rows == tokens
     assert state.shape == (width - 1, channels)
-    q = torch.empty(tokens, key_heads, key_dim, dtype=torch.float32, device=x.device)
+    q = torch.empty(tokens, key_heads, key_dim, dtype=x.dtype, device=x.device)
     k = torch.empty_like(q)
     v = torch.empty(tokens, value_heads, value_dim, dtype=x.dtype, device=x.device)
     end = torch.empty_like(state)
@@ -47,7 +46,6 @@ def conv_silu_split(
         value_heads,
         key_dim,
         value_dim,
-        L2_NORM_EPS,
         **tiles,
         num_warps=4,
     )
@@ -84,7 +82,6 @@ def _conv(
     value_heads,
     key_dim,
     value_dim,
-    eps,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -118,14 +115,12 @@ def _conv(
             total += value.to(tl.float32) * gain.to(tl.float32)
         rounded = total.to(v.dtype.element_ty).to(tl.float32)
         active = (rounded / (1.0 + tl.exp(-rounded))).to(v.dtype.element_ty)
-        wide = active.to(tl.float32)
         stored = present & inside
         row64 = token.to(tl.int64)
         if is_value:
             column = (head - 2 * key_heads) * value_dim + dim
             tl.store(v + row64 * value_heads * value_dim + column, active, mask=stored)
         else:
-            normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=1) + eps)[:, None]
             target = q if head < key_heads else k
             column = tl.where(head < key_heads, head, head - key_heads) * key_dim + dim
-            tl.store(target + row64 * key_heads * key_dim + column, normed, mask=stored)
+            tl.store(target + row64 * key_heads * key_dim + column, active, mask=stored)

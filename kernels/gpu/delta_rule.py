@@ -1,9 +1,13 @@
-"""The chunked gated delta rule on the GPU, float32 throughout.
+"""The chunked gated delta rule on the GPU, in float32.
 
-Three kernels: the chunk's triangular system, solved by doubling blocks so that no power of it is ever formed (screens
-repeat themselves: keys are often equal, and powers would overflow where substitution does not); the scan, which alone
-goes from chunk to chunk, over the prefix first and then over all suffixes beside each other from its end; and the
-outputs, each chunk for itself.
+Three kernels: the inverse of a chunk's triangular system, by doubling blocks so that no power of it is ever formed
+(screens repeat themselves: keys are often equal, and powers would overflow where substitution does not); the scan,
+which alone goes from chunk to chunk, over the prefix first and then over all suffixes beside each other from its end;
+and the outputs, each chunk for itself.
+
+Queries, keys and values are BF16 numbers; lengths, decays and strengths are factors of rows, and are kept out of the
+products. So a product of two of them is exact in one BF16 product, one of them times a float32 in three (its high,
+middle and low eight bits), and only float32 times float32 takes six. All are summed in float32.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -14,16 +18,17 @@ import triton
 import triton.language as tl
 
 from kernels.layout import CHUNK_TOKENS, MAX_SUFFIXES, Layout
+from kernels.norms import L2_NORM_EPS
 
 Tensor = torch.Tensor
 
-# How float32 products are made: each by three TF32 products of the operands' high and low parts, about 21 bits.
-PRECISION = "tf32x3"
 # Columns of the memory that one program of the scan carries, and of the outputs that one program computes.
 SCAN_COLUMNS = 32
 OUTPUT_COLUMNS = 64
 SOLVE_WARPS, SCAN_WARPS, OUTPUT_WARPS = 4, 4, 4
 SCAN_STAGES = 2
+# Triton's `input_precision` of float32 times float32.
+WIDE_PRECISION = "bf16x6"
 
 
 def decay_and_strength(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,15 +61,7 @@ def _decay(a, b, a_log, dt_bias, g, beta, tokens, heads, stride, TOKENS: tl.cons
 
 
 def gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    layout: Layout,
-    prefix: bool,
-    precision: str = PRECISION,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, layout: Layout, prefix: bool
 ) -> Tensor:
     """See `kernels.delta_rule.gated_delta_rule`; returns the output only.
 
@@ -72,32 +69,33 @@ def gated_delta_rule(
         state: `[V, key_dim, value_dim]`, float32; overwritten with the memory at the prefix's end.
         layout: the pass.
         prefix: whether the pass has a prefix; without one, `state` is left alone.
-        precision: of the products (Triton's `input_precision`).
     """
     tokens, key_heads, key_dim = k.shape
     heads, value_dim = v.shape[1:]
     assert all(x.is_contiguous() for x in (q, k, v, g, beta, state)) and layout.rows == tokens
+    assert q.dtype == k.dtype == v.dtype
     assert state.shape == (heads, key_dim, value_dim) and key_dim % 16 == 0 and value_dim % 16 == 0
     chunks = layout.chunks.shape[0]
-    decay = g.new_empty(chunks, heads, CHUNK_TOKENS)
-    # What a chunk would write to an empty memory, then what it writes; and the keys by which it reads the memory.
+    factors = g.new_empty(chunks, heads, 3, CHUNK_TOKENS)
+    inverses = g.new_empty(chunks, heads, CHUNK_TOKENS, CHUNK_TOKENS)
     writes = g.new_empty(chunks, heads, CHUNK_TOKENS, value_dim)
-    memory_keys = g.new_empty(chunks, heads, CHUNK_TOKENS, key_dim)
     memories = g.new_empty(chunks, heads, key_dim, value_dim)
     out = torch.empty_like(v)
-    sizes = {"KEYS": key_heads, "HEADS": heads, "D": key_dim, "E": value_dim, "C": CHUNK_TOKENS, "PRECISION": precision}
+    sizes = {"KEYS": key_heads, "HEADS": heads, "D": key_dim, "E": value_dim, "C": CHUNK_TOKENS}
+    sizes |= {"WIDE": WIDE_PRECISION if v.dtype == torch.bfloat16 else "ieee"}
     _solve[(chunks, heads)](
-        k, v, g, beta, layout.chunks, decay, writes, memory_keys, **sizes, num_warps=SOLVE_WARPS, num_stages=1
+        k, g, beta, layout.chunks, factors, inverses, L2_NORM_EPS, **sizes, num_warps=SOLVE_WARPS, num_stages=1
     )
     columns = min(SCAN_COLUMNS, value_dim)
     for first, sequences in ((0, 1), (1, MAX_SUFFIXES))[0 if prefix else 1 :]:
         _scan[(value_dim // columns, heads, sequences)](
             k,
+            v,
             layout.chunks,
             layout.sequences,
-            decay,
+            factors,
+            inverses,
             writes,
-            memory_keys,
             memories,
             state,
             first,
@@ -112,11 +110,12 @@ def gated_delta_rule(
         q,
         k,
         layout.chunks,
-        decay,
+        factors,
         writes,
         memories,
         out,
         key_dim**-0.5,
+        L2_NORM_EPS,
         **sizes,
         COLUMNS=columns,
         num_warps=OUTPUT_WARPS,
@@ -126,23 +125,41 @@ def gated_delta_rule(
 
 
 @triton.jit
+def _exact_times_wide(a, b, WIDE: tl.constexpr):
+    """`a b` of `a` in the model dtype and float32 `b`."""
+    if a.dtype == tl.bfloat16:
+        high = b.to(tl.bfloat16)
+        rest = b - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        return tl.dot(a, high, tl.dot(a, middle, tl.dot(a, low)))
+    return tl.dot(a, b, input_precision=WIDE)
+
+
+@triton.jit
+def _length(x, eps):
+    """One over the length of each row."""
+    wide = x.to(tl.float32)
+    return tl.rsqrt(tl.sum(wide * wide, axis=1) + eps)
+
+
+@triton.jit
 def _solve(
     k,
-    v,
     g,
     beta,
     chunks,
-    decay,
-    writes,
-    memory_keys,
+    factors,
+    inverses,
+    eps,
     KEYS: tl.constexpr,
     HEADS: tl.constexpr,
     D: tl.constexpr,
     E: tl.constexpr,
     C: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
-    """Of one chunk and one value head: `(I + A)^-1` applied to the writes and to the keys that read the memory.
+    """Of one chunk and one value head: `(I + A)^-1`, and each row's decay, strength and one over its key's length.
 
     A holds the corrections of a write by earlier ones, strictly lower triangular.
     """
@@ -156,12 +173,16 @@ def _solve(
         number = (chunk * HEADS + head).to(tl.int64)
         strength = tl.load(beta + at * HEADS + head, mask=present, other=0.0).to(tl.float32)
         total = tl.cumsum(tl.load(g + at * HEADS + head, mask=present, other=0.0), axis=0)
-        tl.store(decay + number * C + row, total)
-        d = tl.arange(0, D)[None, :]
-        keys = tl.load(k + at[:, None] * KEYS * D + head // (HEADS // KEYS) * D + d, mask=present[:, None], other=0.0)
+        tile = at[:, None] * KEYS * D + head // (HEADS // KEYS) * D + tl.arange(0, D)[None, :]
+        keys = tl.load(k + tile, mask=present[:, None], other=0.0)
+        length = _length(keys, eps)
+        factor = factors + number * 3 * C + row
+        tl.store(factor, total)
+        tl.store(factor + C, strength)
+        tl.store(factor + 2 * C, length)
         later = row[:, None] > row[None, :]
         since = tl.exp(tl.where(later, total[:, None] - total[None, :], 0.0))
-        overlap = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
+        overlap = tl.dot(keys, tl.trans(keys), input_precision="ieee") * (length[:, None] * length[None, :])
         corrections = tl.where(later, strength[:, None] * overlap * since, 0.0)
         # Inverses of diagonal blocks, doubling in size: of two neighbours X and Y with B under X and beside Y, the
         # inverse's lower block is -Y B X. One product over the whole square does it for all pairs of blocks.
@@ -173,26 +194,21 @@ def _solve(
             pairs = (row[:, None] // (2 * size) == row[None, :] // (2 * size)) & (
                 row[:, None] // size != row[None, :] // size
             )
-            below = tl.dot(tl.where(pairs, corrections, 0.0), inverse, input_precision=PRECISION)
-            inverse -= tl.dot(inverse, below, input_precision=PRECISION)
+            below = tl.dot(tl.where(pairs, corrections, 0.0), inverse, input_precision=WIDE)
+            inverse -= tl.dot(inverse, below, input_precision=WIDE)
             size *= 2
-        reading = keys * (strength * tl.exp(total))[:, None]
-        out = memory_keys + number * C * D + row[:, None] * D + d
-        tl.store(out, tl.dot(inverse, reading, input_precision=PRECISION))
-        e = tl.arange(0, E)[None, :]
-        values = tl.load(v + at[:, None] * HEADS * E + head * E + e, mask=present[:, None], other=0.0).to(tl.float32)
-        out = writes + number * C * E + row[:, None] * E + e
-        tl.store(out, tl.dot(inverse, values * strength[:, None], input_precision=PRECISION))
+        tl.store(inverses + number * C * C + row[:, None] * C + row[None, :], inverse)
 
 
 @triton.jit
 def _scan(
     k,
+    v,
     chunks,
     sequences,
-    decay,
+    factors,
+    inverses,
     writes,
-    memory_keys,
     memories,
     state,
     first_sequence,
@@ -201,7 +217,7 @@ def _scan(
     D: tl.constexpr,
     E: tl.constexpr,
     C: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
     KEEP: tl.constexpr,
     STAGES: tl.constexpr,
@@ -220,23 +236,24 @@ def _scan(
         memory = tl.load(carried)
         for chunk in tl.range(first, first + count, num_stages=STAGES):
             begin = tl.load(chunks + 2 * chunk)
-            present = row < tl.load(chunks + 2 * chunk + 1) - begin
-            at = (begin + row).to(tl.int64)
+            present = (row < tl.load(chunks + 2 * chunk + 1) - begin)[:, None]
+            at = (begin + row).to(tl.int64)[:, None]
             number = (chunk * HEADS + head).to(tl.int64)
-            total = tl.load(decay + number * C + row)
+            factor = factors + number * 3 * C + row
+            total = tl.load(factor)
+            strength = tl.load(factor + C)
+            length = tl.load(factor + 2 * C)
             # The whole chunk's decay: padding of a chunk decays nothing, so it is the last one's, and the least.
             end = tl.min(total, axis=0)
-            reading = tl.load(memory_keys + number * C * D + row[:, None] * D + d[None, :])
-            keys = tl.load(
-                k + at[None, :] * KEYS * D + head // (HEADS // KEYS) * D + d[:, None], mask=present[None, :], other=0.0
-            )
-            written = writes + number * C * E + row[:, None] * E + e[None, :]
-            writing = tl.load(written)
+            keys = tl.load(k + at * KEYS * D + head // (HEADS // KEYS) * D + d[None, :], mask=present, other=0.0)
+            values = tl.load(v + at * HEADS * E + head * E + e[None, :], mask=present, other=0.0).to(tl.float32)
+            inverse = tl.load(inverses + number * C * C + row[:, None] * C + row[None, :])
             tl.store(memories + number * D * E + square, memory)
-            writing -= tl.dot(reading, memory, input_precision=PRECISION)
-            tl.store(written, writing)
-            keys = keys * tl.exp(end - total)[None, :]
-            memory = tl.dot(keys, writing, memory * tl.exp(end), input_precision=PRECISION)
+            known = _exact_times_wide(keys, memory, WIDE) * (length * tl.exp(total))[:, None]
+            writing = tl.dot(inverse, (values - known) * strength[:, None], input_precision=WIDE)
+            tl.store(writes + number * C * E + row[:, None] * E + e[None, :], writing)
+            fading = writing * (length * tl.exp(end - total))[:, None]
+            memory = memory * tl.exp(end) + _exact_times_wide(tl.trans(keys), fading, WIDE)
         if KEEP:
             tl.store(carried, memory)
 
@@ -246,17 +263,18 @@ def _output(
     q,
     k,
     chunks,
-    decay,
+    factors,
     writes,
     memories,
     out,
     scale,
+    eps,
     KEYS: tl.constexpr,
     HEADS: tl.constexpr,
     D: tl.constexpr,
     E: tl.constexpr,
     C: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Of one chunk and one value head, some columns: what queries read from the memory and from the chunk's writes."""
@@ -273,12 +291,15 @@ def _output(
         tile = at * KEYS * D + head // (HEADS // KEYS) * D + d[None, :]
         queries = tl.load(q + tile, mask=present, other=0.0)
         keys = tl.load(k + tile, mask=present, other=0.0)
-        total = tl.load(decay + number * C + row)
+        total = tl.load(factors + number * 3 * C + row)
+        length = tl.load(factors + number * 3 * C + 2 * C + row)
         seen = row[:, None] >= row[None, :]
         since = tl.exp(tl.where(seen, total[:, None] - total[None, :], 0.0))
-        overlap = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+        overlap = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        reads = tl.where(seen, overlap * since * length[None, :], 0.0)
         memory = tl.load(memories + number * D * E + d[:, None] * E + e)
-        value = tl.dot(queries * tl.exp(total)[:, None], memory, input_precision=PRECISION)
+        value = _exact_times_wide(queries, memory, WIDE) * tl.exp(total)[:, None]
         writing = tl.load(writes + number * C * E + row[:, None] * E + e)
-        value = tl.dot(tl.where(seen, overlap * since, 0.0), writing, value, input_precision=PRECISION)
-        tl.store(out + at * HEADS * E + head * E + e, (value * scale).to(out.dtype.element_ty), mask=present)
+        value += tl.dot(reads, writing, input_precision=WIDE)
+        value *= (_length(queries, eps) * scale)[:, None]
+        tl.store(out + at * HEADS * E + head * E + e, value.to(out.dtype.element_ty), mask=present)

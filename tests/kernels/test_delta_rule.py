@@ -97,6 +97,15 @@ def test_suffixes_continue_from_the_prefix_and_not_from_each_other(prefix_tokens
         assert torch.equal(end, state)
 
 
+def test_queries_and_keys_are_brought_to_length_one() -> None:
+    x, segments = inputs(70), Segments(64, (6,))
+    longer = x._replace(q=3.0 * x.q, k=0.5 * x.k)
+    found, end = gated_delta_rule(*longer, memory(6), segments)
+    oracle, oracle_end = gated_delta_rule(*x, memory(6), segments)
+    assert error(found, oracle) <= TOLERANCES[torch.float32]
+    assert error(end, oracle_end) <= TOLERANCES[torch.float32]
+
+
 def assert_close_rows(found: torch.Tensor, oracle: torch.Tensor) -> None:
     assert error(found, oracle) <= TOLERANCES[torch.float32]
 

@@ -139,7 +139,7 @@ def test_equal_keys_that_fade_slowly_are_solved() -> None:
     """Flat regions of a screen repeat one key; a power of the chunk's system would grow past float32's digits."""
     segments = Segments(64, (64,))
     layout = Layout.build(segments, 0)
-    k = torch.ones(128, KEY_HEADS, KEY_DIM) / KEY_DIM**0.5
+    k = torch.ones(128, KEY_HEADS, KEY_DIM)
     v = rand(128, VALUE_HEADS, VALUE_DIM, seed=1)
     g, beta = torch.full((128, VALUE_HEADS), -1e-4), torch.full((128, VALUE_HEADS), 0.99)
     memory = torch.zeros(VALUE_HEADS, KEY_DIM, VALUE_DIM)
