@@ -18,6 +18,7 @@ import torch
 from engine import image as images
 from engine.checkpoint import CheckpointPaths, Identity
 from engine.checkpoint.report import Report, silent
+from engine.checkpoint.tokenizer import load_tokenizer
 from engine.errors import Fault, Refusal
 from engine.gpu import DEFAULT_IMAGE_CACHE_BYTES, GpuRunner
 from engine.model import Model, Segments, letter_logits, letter_probabilities
@@ -99,7 +100,7 @@ class Engine:
         """
         device = torch.device(device)
         verified, model = verify_and_load(checkpoint, device, dtype, report)
-        encoder = PromptEncoder.from_file(checkpoint.tokenizer)
+        encoder = PromptEncoder(load_tokenizer(checkpoint.base))
         verified.recheck()
         return cls(model, encoder, verified.identity, device, eager=eager, image_cache_bytes=image_cache_bytes)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
@@ -65,23 +64,15 @@ class PromptEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        """Take a checkpoint's tokenizer (`engine.checkpoint.tokenizer.load_tokenizer`).
+
+        Raises:
+            CheckpointError: a letter or `<|image_pad|>` is not one token.
+        """
         self._tokenizer = tokenizer
         self.head_ids: tuple[int, ...] = tuple(self._ids(HEAD_TEXT))
         self.image_pad_id = self._single(IMAGE_PAD)
         self.letter_ids: tuple[int, ...] = tuple(self._single(letter) for letter in LETTERS)
-
-    @classmethod
-    def from_file(cls, path: Path) -> PromptEncoder:
-        """Load a `tokenizer.json`.
-
-        Raises:
-            CheckpointError: it cannot be read, or a letter or `<|image_pad|>` is not one token.
-        """
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the Rust side raises bare Exception
-            raise CheckpointError([f"{path.name}: not a readable tokenizer ({error})"]) from error
-        return cls(tokenizer)
 
     def tail_ids(self, question: Question) -> list[int]:
         """A question's own tokens, from `<|vision_end|>` to the last."""

@@ -111,7 +111,7 @@ def staged_folder(out: Path) -> Iterator[Path]:
             yield stage
             sync_folder(stage)
             stage.rename(out)
-            sync_folder(out.parent)
+            _sync(out.parent)
         except BaseException:
             shutil.rmtree(stage, ignore_errors=True)
             raise
@@ -131,11 +131,16 @@ def sync_folder(folder: Path) -> None:
     """Bring a folder and everything below it to the disk."""
     for directory, _, names in os.walk(folder):
         for path in (*(Path(directory) / name for name in names), Path(directory)):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Bring a file, or a folder's own entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from engine import CheckpointPaths, Engine, Question, Refusal, open_checkpoint
 from engine import image as images
+from engine.checkpoint.tokenizer import load_tokenizer
 from engine.prompt import PromptEncoder
 from engine.warm_up import picture
 from kernels.patches import pack_patches
@@ -52,7 +53,7 @@ def ask_reference(paths: CheckpointPaths) -> Ask:
     config = json.loads(paths.config.read_bytes())
     model = load_reference(TinyCheckpoint(paths.base, paths.adapter, paths.export, config), torch.float32)
     use_merged_language(model, paths.export)
-    encoder = PromptEncoder.from_file(paths.tokenizer)
+    encoder = PromptEncoder(load_tokenizer(paths.base))
 
     @torch.inference_mode()
     def ask(image: bytes, question: Question) -> list[float]:
@@ -123,7 +124,7 @@ def test_the_same_job_has_the_same_bits_whatever_ran_before(engine: Engine) -> N
 
 
 def test_usage_counts_every_questions_whole_prompt(engine: Engine, paths: CheckpointPaths) -> None:
-    encoder = PromptEncoder.from_file(paths.tokenizer)
+    encoder = PromptEncoder(load_tokenizer(paths.base))
     decision = engine.decide(picture(256, 256), (TWO, ALL))
     assert decision.input_tokens == sum(len(encoder.prompt_ids(question, 64)) for question in (TWO, ALL))
     assert all(ms > 0 for ms in (decision.timings.prepare_ms, decision.timings.vision_ms, decision.timings.language_ms))
