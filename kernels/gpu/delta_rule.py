@@ -81,8 +81,8 @@ def gated_delta_rule(
     writes = g.new_empty(chunks, heads, CHUNK_TOKENS, value_dim)
     memories = g.new_empty(chunks, heads, key_dim, value_dim)
     out = torch.empty_like(v)
-    sizes = {"KEYS": key_heads, "HEADS": heads, "D": key_dim, "E": value_dim, "C": CHUNK_TOKENS}
-    sizes |= {"WIDE": WIDE_PRECISION if v.dtype == torch.bfloat16 else "ieee"}
+    wide = WIDE_PRECISION if v.dtype == torch.bfloat16 else "ieee"
+    sizes = {"KEYS": key_heads, "HEADS": heads, "D": key_dim, "E": value_dim, "C": CHUNK_TOKENS, "WIDE": wide}
     _solve[(chunks, heads)](
         k, g, beta, layout.chunks, factors, inverses, L2_NORM_EPS, **sizes, num_warps=SOLVE_WARPS, num_stages=1
     )
@@ -126,14 +126,16 @@ def gated_delta_rule(
 
 @triton.jit
 def _exact_times_wide(a, b, WIDE: tl.constexpr):
-    """`a b` of `a` in the model dtype and float32 `b`."""
-    if a.dtype == tl.bfloat16:
+    """`a b` of `a` in the model dtype and float32 `b`; WIDE is "ieee" where both are float32."""
+    if WIDE == "ieee":
+        product = tl.dot(a, b, input_precision="ieee")
+    else:
         high = b.to(tl.bfloat16)
         rest = b - high.to(tl.float32)
         middle = rest.to(tl.bfloat16)
         low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-        return tl.dot(a, high, tl.dot(a, middle, tl.dot(a, low)))
-    return tl.dot(a, b, input_precision=WIDE)
+        product = tl.dot(a, high, tl.dot(a, middle, tl.dot(a, low)))
+    return product
 
 
 @triton.jit

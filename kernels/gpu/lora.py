@@ -18,9 +18,10 @@ Tensor = torch.Tensor
 
 DOWN_ROWS = 64
 DOWN_COLUMNS = 128
-# The inner product's sum is cut into runs of this many columns, so that there are programs enough; the outer product
-# adds the runs in order.
-DOWN_RUN = 1024
+# The inner product's sum is cut into runs, at most so many and of at least so many columns, so that there are programs
+# enough; the outer product adds the runs in order.
+MAX_RUNS = 4
+MIN_RUN = 512
 UP_ROWS = 64
 UP_COLUMNS = 128
 MIN_RANK = 16
@@ -41,7 +42,8 @@ def lora_down(x: Tensor, down: Tensor) -> Tensor:
     """`x A^T` of `x` `[N, in]`, model dtype, and A `[rank, in]`, float32: addends `[runs, N, rank]`, float32."""
     rows, width = x.shape
     rank = down.shape[0]
-    runs = triton.cdiv(width, DOWN_RUN)
+    run = max(MIN_RUN, triton.cdiv(triton.cdiv(width, MAX_RUNS), DOWN_COLUMNS) * DOWN_COLUMNS)
+    runs = triton.cdiv(width, run)
     inner = torch.empty(runs, rows, rank, dtype=torch.float32, device=x.device)
     _down[(triton.cdiv(rows, DOWN_ROWS), runs)](
         x,
@@ -52,7 +54,7 @@ def lora_down(x: Tensor, down: Tensor) -> Tensor:
         rank,
         ROWS=DOWN_ROWS,
         COLUMNS=DOWN_COLUMNS,
-        RUN=DOWN_RUN,
+        RUN=run,
         RANK=max(MIN_RANK, triton.next_power_of_2(rank)),
         SPLIT=x.dtype == torch.bfloat16,
         num_warps=4,
