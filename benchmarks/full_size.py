@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
 from engine import Engine, Identity, Question
 from engine.checkpoint.layout import LORA_ALPHA, LORA_RANK, LoraModule, language_tensors, lora_modules, vision_tensors
@@ -32,9 +33,7 @@ SCALE = LORA_ALPHA / LORA_RANK
 def encoder(tokenizer: Path | None) -> PromptEncoder:
     """The prompt encoder of a `tokenizer.json`, or of the one that synthetic checkpoints get."""
     if tokenizer is not None:
-        return PromptEncoder.from_file(tokenizer)
-    from tokenizers import Tokenizer
-
+        return PromptEncoder(Tokenizer.from_file(str(tokenizer)))
     from engine.checkpoint.tokenizer import build_tokenizer
 
     return PromptEncoder(Tokenizer.from_str(build_tokenizer()["tokenizer.json"].decode()))
