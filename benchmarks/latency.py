@@ -28,6 +28,8 @@ from engine.gpu import DEFAULT_IMAGE_CACHE_BYTES
 from engine.prompt import PromptEncoder
 
 RESULTS = Path(__file__).parent / "results"
+# A question's own tokens are then about 128, as in the cases that the targets were set for.
+WORDS = 43
 WARM_UPS, REPEATS, PEER_REPEATS = 3, 30, 3
 # Measured on the H200: a BF16 product of 8192^3, and a copy's bytes read and written.
 PEAK_FLOPS, PEAK_BYTES = 780e12, 4.17e12
@@ -41,7 +43,7 @@ class Case:
     width: int
     height: int
     questions: int
-    words: int = 12
+    words: int = WORDS
     repeated: bool = False
 
     @property
@@ -136,19 +138,19 @@ def load(prompts: PromptEncoder) -> Engine:
 
 
 def table(rows: Sequence[dict[str, object]]) -> str:
-    """The rows as people read them."""
-    lines = [
-        "case                    questions  tokens   p20    p50    p80   vision   wall  floor  x floor    peer  x peer  peak GB"
-    ]
+    """The rows as people read them: milliseconds, and gigabytes at the most."""
+    heads = ("questions", "tokens", "p20", "p50", "p80", "vision", "wall", "floor", "x floor", "peer", "x peer", "GB")
+    lines = [f"{'case':24s}" + "".join(f"{head:>10s}" for head in heads)]
     for row in rows:
         times: dict[str, float] = row["gpu_ms"]  # type: ignore[assignment]
         floor, peer = float(str(row["floor_ms"])), row["peer_ms"]
-        faster = f"{peer:7.1f} {float(str(peer)) / times['p50']:6.1f}x" if peer else "      -       -"
-        lines.append(
-            f"{row['case']:24s} {row['questions']:8} {row['tokens']:7} {times['p20']:6.2f} {times['p50']:6.2f} "
-            f"{times['p80']:6.2f} {row['vision_ms']:7.2f} {row['wall_ms']:7.2f} {floor:6.2f} {times['p50'] / floor:7.2f}x "
-            f"{faster} {row['peak_gb']:8}"
-        )
+        cells = [
+            *(row["questions"], row["tokens"], *(f"{time_ms:.2f}" for time_ms in times.values())),
+            *(f"{row['vision_ms']:.2f}", f"{row['wall_ms']:.2f}", f"{floor:.2f}", f"{times['p50'] / floor:.2f}"),
+            *((f"{peer:.0f}", f"{float(str(peer)) / times['p50']:.1f}") if peer else ("-", "-")),
+            row["peak_gb"],
+        ]
+        lines.append(f"{row['case']:24s}" + "".join(f"{cell!s:>10s}" for cell in cells))
     return "\n".join(lines)
 
 

@@ -48,19 +48,19 @@ class Workspace:
 
     def load(self, saved: SavedState) -> None:
         """Continue from a saved state."""
-        torch._foreach_copy_(self._parts(saved.state.tokens), list(chain.from_iterable(saved.state.layers)))
+        _copy_all(self._parts(saved.state.tokens), list(chain.from_iterable(saved.state.layers)))
 
     def keep_convolutions(self, end: State) -> None:
         """Take over the part of a pass's end that it could not write in place."""
         ours = [layer.conv for layer in self.state.layers if isinstance(layer, DeltaState)]
         theirs = [layer.conv for layer in end.layers if isinstance(layer, DeltaState)]
-        torch._foreach_copy_(ours, theirs)
+        _copy_all(ours, theirs)
 
     def save(self, tokens: int) -> SavedState:
         """A copy of the state, which stands after `tokens` tokens."""
         parts = self._parts(tokens)
         copies = [torch.empty_like(part) for part in parts]
-        torch._foreach_copy_(copies, parts)
+        _copy_all(copies, parts)
         pairs = zip(copies[::2], copies[1::2], strict=True)
         layers = [type(layer)(*pair) for layer, pair in zip(self.state.layers, pairs, strict=True)]
         return SavedState(State(tokens, tuple(layers)))
@@ -73,6 +73,13 @@ class Workspace:
         return [
             part[:tokens] if isinstance(layer, KeyValueState) else part for layer in self.state.layers for part in layer
         ]
+
+
+def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy tensor by tensor in few launches: those of one dtype go together."""
+    for dtype in {target.dtype for target in targets}:
+        pairs = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype]
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 def _empty_layer(config: TextConfig, kind: str, device: torch.device, dtype: torch.dtype) -> LayerState:

@@ -1,6 +1,6 @@
 """The chunked gated delta rule on the GPU, in float32.
 
-Three kernels: the inverse of a chunk's triangular system, by doubling blocks so that no power of it is ever formed
+Three kernels: the inverse of a chunk's triangular system, by substitution in blocks so that no power of it is formed
 (screens repeat themselves: keys are often equal, and powers would overflow where substitution does not); the scan,
 which alone goes from chunk to chunk, over the prefix first and then over all suffixes beside each other from its end;
 and the outputs, each chunk for itself.
@@ -160,6 +160,24 @@ def _length(x, eps):
 
 
 @triton.jit
+def _invert_blocks(square, C: tl.constexpr):
+    """In place, the inverses of `I + A` for the diagonal 16 x 16 blocks of `square` `[C, C]`, all at once.
+
+    Substitution: once a row is final, it is taken out of all rows under it.
+    """
+    row = tl.arange(0, 16)[:, None]
+    column = tl.arange(0, C)[None, :]
+    place = square + (column // 16 * 16 + row) * C
+    inverse = tl.where(row == column % 16, 1.0, 0.0)
+    for done in range(15):
+        final = tl.sum(tl.where(row == done, inverse, 0.0), axis=0)
+        under = tl.load(place + column // 16 * 16 + done, mask=row > done, other=0.0)
+        inverse -= under * final[None, :]
+    tl.debug_barrier()
+    tl.store(place + column, inverse)
+
+
+@triton.jit
 def _solve(
     k,
     g,
@@ -200,12 +218,16 @@ def _solve(
         since = tl.exp(tl.where(later, total[:, None] - total[None, :], 0.0))
         overlap = tl.dot(keys, tl.trans(keys), input_precision="ieee") * (length[:, None] * length[None, :])
         corrections = tl.where(later, strength[:, None] * overlap * since, 0.0)
-        # Inverses of diagonal blocks, doubling in size: of two neighbours X and Y with B under X and beside Y, the
+        # Through memory, where the diagonal blocks of 16 can be taken apart: only this program touches these bytes.
+        square = inverses + number * C * C + row[:, None] * C + row[None, :]
+        tl.store(square, corrections)
+        tl.debug_barrier()
+        _invert_blocks(inverses + number * C * C, C)
+        tl.debug_barrier()
+        inverse = tl.where(row[:, None] // 16 == row[None, :] // 16, tl.load(square), 0.0)
+        # Then inverses of blocks that double in size: of two neighbours X and Y with B under X and beside Y, the
         # inverse's lower block is -Y B X. One product over the whole square does it for all pairs of blocks.
-        inverse = tl.where(row[:, None] == row[None, :], 1.0, 0.0) - tl.where(
-            row[:, None] // 2 == row[None, :] // 2, corrections, 0.0
-        )
-        size = 2
+        size = 16
         while size < C:
             pairs = (row[:, None] // (2 * size) == row[None, :] // (2 * size)) & (
                 row[:, None] // size != row[None, :] // size
@@ -213,7 +235,7 @@ def _solve(
             below = tl.dot(tl.where(pairs, corrections, 0.0), inverse, input_precision=WIDE)
             inverse -= tl.dot(inverse, below, input_precision=WIDE)
             size *= 2
-        tl.store(inverses + number * C * C + row[:, None] * C + row[None, :], inverse)
+        tl.store(square, inverse)
 
 
 @triton.jit

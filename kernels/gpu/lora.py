@@ -18,10 +18,10 @@ Tensor = torch.Tensor
 
 DOWN_ROWS = 64
 DOWN_COLUMNS = 128
-# The inner product's sum is cut into runs, at most so many and of at least so many columns, so that there are programs
-# enough; the outer product adds the runs in order.
-MAX_RUNS = 4
-MIN_RUN = 512
+# The inner product's sum is cut into runs, so that there are about so many programs; the outer product adds the runs in
+# order. A picture's grid decides how many there are, and with it the sum's bits.
+DOWN_PROGRAMS = 192
+MAX_RUNS = 16
 UP_ROWS = 64
 UP_COLUMNS = 128
 MIN_RANK = 16
@@ -42,10 +42,12 @@ def lora_down(x: Tensor, down: Tensor) -> Tensor:
     """`x A^T` of `x` `[N, in]`, model dtype, and A `[rank, in]`, float32: addends `[runs, N, rank]`, float32."""
     rows, width = x.shape
     rank = down.shape[0]
-    run = max(MIN_RUN, triton.cdiv(triton.cdiv(width, MAX_RUNS), DOWN_COLUMNS) * DOWN_COLUMNS)
+    blocks = triton.cdiv(rows, DOWN_ROWS)
+    most = min(MAX_RUNS, triton.next_power_of_2(triton.cdiv(DOWN_PROGRAMS, blocks)))
+    run = triton.cdiv(triton.cdiv(width, most), DOWN_COLUMNS) * DOWN_COLUMNS
     runs = triton.cdiv(width, run)
     inner = torch.empty(runs, rows, rank, dtype=torch.float32, device=x.device)
-    _down[(triton.cdiv(rows, DOWN_ROWS), runs)](
+    _down[(blocks, runs)](
         x,
         down,
         inner,
@@ -132,10 +134,13 @@ def lora_up_(base: Tensor, inner: Tensor, up: Tensor, scale: float, activation: 
 
 @triton.jit
 def _activate(x, ACTIVATION: tl.constexpr):
-    """GELU by the tanh formula (`x / (1 + exp(-2 y))` is `x (1 + tanh y) / 2`), or by the error function."""
+    """GELU by the tanh formula, or by the error function.
+
+    `x (1 + tanh y) / 2` is `x / (1 + exp(-2 y))`, with y of `sqrt(2 / pi) (x + 0.044715 x^3)`; the exponent's constants
+    are folded for a power of two.
+    """
     if ACTIVATION == "gelu_tanh":
-        y = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        x = x / (1.0 + tl.exp(-2.0 * y))
+        x = x / (1.0 + tl.exp2(x * (-2.302208198144325 - 0.10294323958002350 * x * x)))
     if ACTIVATION == "gelu":
         x = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
     return x
