@@ -18,7 +18,6 @@ import torch
 from engine import image as images
 from engine.checkpoint import CheckpointPaths, Identity
 from engine.checkpoint.report import Report, silent
-from engine.checkpoint.tokenizer import load_tokenizer
 from engine.errors import Fault, Refusal
 from engine.gpu import DEFAULT_IMAGE_CACHE_BYTES, GpuRunner
 from engine.model import Model, Segments, letter_logits, letter_probabilities
@@ -99,10 +98,10 @@ class Engine:
             CheckpointError: anything missing, left over, changed or not of this layout.
         """
         device = torch.device(device)
-        verified, model = verify_and_load(checkpoint, device, dtype, report)
-        encoder = PromptEncoder(load_tokenizer(checkpoint.base))
+        verified, loaded = verify_and_load(checkpoint, device, dtype, report)
         verified.recheck()
-        return cls(model, encoder, verified.identity, device, eager=eager, image_cache_bytes=image_cache_bytes)
+        encoder = PromptEncoder(loaded.tokenizer)
+        return cls(loaded.model, encoder, verified.identity, device, eager=eager, image_cache_bytes=image_cache_bytes)
 
     @torch.inference_mode()
     def decide(self, image: bytes, questions: Sequence[Question], *, media_type: str | None = None) -> Decision:

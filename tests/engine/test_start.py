@@ -32,7 +32,7 @@ def test_what_verification_found_comes_before_what_loading_met(checkpoint: Path)
 
 
 def test_a_file_swapped_for_the_pinned_one_while_it_was_loaded_is_noticed(checkpoint: Path, tmp_path: Path) -> None:
-    # The loader reads a changed adapter; the pinned one is put back before its turn to be hashed comes.
+    # The loader may read a changed adapter; the pinned one is put back before its turn to be hashed comes.
     adapter = checkpoint / "adapter/multimodal/adapter_model.safetensors"
     pinned = tmp_path / "pinned"
     shutil.copy2(adapter, pinned)
@@ -45,8 +45,7 @@ def test_a_file_swapped_for_the_pinned_one_while_it_was_loaded_is_noticed(checkp
     class SwapsOnFirstLook(type(paths)):  # type: ignore[misc]
         def pin(self) -> object:
             swapped.append("now")
-            adapter.unlink()
-            shutil.copy2(pinned, adapter)
+            pinned.replace(adapter)  # at once: the loader meets the one or the other
             return paths.pin()
 
     racing = SwapsOnFirstLook(paths.base, paths.adapter, paths.export, paths.pin_file)
