@@ -11,6 +11,7 @@ from engine.engine import Engine
 from engine.errors import DeviceError
 from worker.answer import Report
 from worker.lock import Device
+from worker.settings import Settings
 
 
 def choose_device(wanted: str) -> Device:
@@ -31,10 +32,16 @@ def choose_device(wanted: str) -> Device:
     return Device(f"cuda:{index}", properties.name, str(getattr(properties, "uuid", f"cuda:{index}")))
 
 
-def load_engine(checkpoint: str, device: Device, report: Report) -> Engine:
-    """Verify and load a checkpoint.
+def load_engine(settings: Settings, device: Device, report: Report) -> Engine:
+    """Verify and load the settings' checkpoint.
 
     Raises:
         CheckpointError: it is not what its pin says, or cannot be loaded.
     """
-    return Engine.load(open_checkpoint(Path(checkpoint)), device=device.name, report=report)
+    return Engine.load(
+        open_checkpoint(Path(settings.checkpoint)),
+        device=device.name,
+        eager=settings.eager,
+        image_cache_bytes=settings.image_cache_bytes,
+        report=report,
+    )

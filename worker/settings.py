@@ -49,7 +49,14 @@ class Settings:
     patience_s: float = 600.0
     """How long the worker waits for a server that is gone before it gives up."""
 
+    image_cache_bytes: int = 4 << 30
+    """On a GPU, how much memory the states of past screenshots may take; 0 keeps none."""
+    eager: bool = False
+    """On a GPU, never capture a graph."""
+
     def __post_init__(self) -> None:
+        if self.image_cache_bytes < 0:
+            raise SettingsError(f"image_cache_bytes is {self.image_cache_bytes}; 0 (none) or more is allowed")
         for name in ("result_ttl_s", "lease_s", "beat_s", "max_attempts", "patience_s"):
             if getattr(self, name) <= 0:
                 raise SettingsError(f"{name} is {getattr(self, name):g}; more than 0 is allowed")
@@ -105,6 +112,10 @@ class Settings:
 def _converted(name: str, text: str, kind: type) -> str | int | float:
     if kind is str:
         return text
+    if kind is bool:
+        if text not in ("0", "1"):
+            raise SettingsError(f"{VARIABLE_PREFIX}{name.upper()} is {text!r}; 0 or 1 is allowed")
+        return text == "1"
     try:
         return int(text) if kind is int else float(text)
     except ValueError:

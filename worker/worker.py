@@ -158,7 +158,7 @@ class GpuWorker(SimpleWorker):
         """The engine on a device, verified and loaded, but not warm."""
         from worker.loading import load_engine
 
-        return load_engine(self.settings.checkpoint, device, report)
+        return load_engine(self.settings, device, report)
 
     def console(self) -> Report:
         """Shows the start's progress to whoever looks at standard error."""
@@ -229,6 +229,8 @@ class GpuWorker(SimpleWorker):
                 jobs, idle_since_s = jobs + 1, time.monotonic()
             elif burst or (max_idle_s is not None and time.monotonic() - idle_since_s >= max_idle_s):
                 break
+            elif capture := getattr(self._engine, "capture_pending", None):
+                capture(1)  # graphs for what has been asked since, one at a time, while nobody waits
         log.info("worker leaves name=%s jobs=%d", self.name, jobs)
         return jobs
 

@@ -20,7 +20,8 @@ EPILOG = """examples:
   python -m worker run --checkpoint tiny/ --embedded       the same with the bundled server; it prints its URL
 
 Every option is also an environment variable (CUA_REDIS_URL, CUA_QUEUE, CUA_CHECKPOINT, CUA_DEVICE, CUA_PREFIX,
-CUA_RESULT_TTL_S, CUA_LEASE_S, CUA_BEAT_S, CUA_MAX_ATTEMPTS, CUA_PATIENCE_S, CUA_RUNTIME_DIR).
+CUA_RESULT_TTL_S, CUA_LEASE_S, CUA_BEAT_S, CUA_MAX_ATTEMPTS, CUA_PATIENCE_S, CUA_RUNTIME_DIR, CUA_IMAGE_CACHE_BYTES,
+CUA_EAGER).
 
 exit codes: 0 left as asked, 1 gave up on the server, 2 wrong settings, 3 the checkpoint is not what its pin says,
 4 the warm-up failed, 5 the device failed
@@ -40,6 +41,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--queue", metavar="NAME", help="the queue (default screenshots)")
     parser.add_argument("--checkpoint", metavar="DIR", help="the checkpoint's folder (default checkpoint)")
     parser.add_argument("--device", metavar="DEVICE", help="cuda:<index> or cpu (default: the first GPU, else the CPU)")
+    parser.add_argument("--eager", action="store_true", default=None, help="on a GPU, never capture a CUDA graph")
+    parser.add_argument(
+        "--image-cache-bytes",
+        type=int,
+        metavar="N",
+        help="GPU memory for the states of past screenshots (default 4 GiB, 0 keeps none)",
+    )
     parser.add_argument("--name", help="the worker's name (default: the host's and a random part)")
     parser.add_argument("--burst", action="store_true", help="leave when the queue is empty")
     parser.add_argument(
