@@ -89,9 +89,10 @@ def errors(ours: Engine, check: Checks) -> None:
     total = torch.cuda.get_device_properties(DEVICE).total_memory
     ours._runner.graphs.clear()  # type: ignore[union-attr]
     torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (4 << 20)) / total)
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_allocated() / total)
+    long = [question(f"l{n}", 3, seed=n, words=1200) for n in range(2)]
     try:
-        ours.decide(png(screenshot(1024, 1024, seed=9)), asked)
+        ours.decide(png(screenshot(1024, 1024, seed=9)), long)
         refused = False
     except InferenceError:
         refused = True

@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from kernels.norms import add_layer_norm
+
 # `gelu_tanh` is the tanh approximation, `gelu` the exact function of Hendrycks and Gimpel 2016 (arXiv 1606.08415).
 Activation = Literal["none", "gelu", "gelu_tanh"]
 
@@ -44,6 +46,33 @@ def lora_linear(
     base = F.linear(x, weight, bias)
     branch = F.linear(F.linear(x.float(), lora.down), lora.up) * lora.scale
     return _activate((base + branch).to(x.dtype), activation)
+
+
+def lora_add_layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    lora: LowRank,
+    residual: torch.Tensor,
+    norm_weight: torch.Tensor,
+    norm_bias: torch.Tensor,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`add_layer_norm(residual, lora_linear(x, weight, bias, lora), norm_weight, norm_bias, eps)`, in one go on a GPU.
+
+    Args:
+        x, weight, bias, lora: as in `lora_linear`, without an activation.
+        residual: `[N, out]`, model dtype.
+        norm_weight, norm_bias, eps: as in `add_layer_norm`.
+
+    Returns:
+        As `add_layer_norm`, with the same roundings as the two functions.
+    """
+    if x.is_cuda:
+        from kernels.gpu import lora as gpu
+
+        return gpu.lora_add_layer_norm(x, weight, bias, *lora, residual, norm_weight, norm_bias, eps)
+    return add_layer_norm(residual, lora_linear(x, weight, bias, lora), norm_weight, norm_bias, eps)
 
 
 def _activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:

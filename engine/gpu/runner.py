@@ -18,7 +18,7 @@ import torch
 from engine.errors import DeviceError, InferenceError
 from engine.gpu.cache import ByteBoundCache
 from engine.gpu.graphs import Graphs
-from engine.gpu.workspace import PassInputs, SavedState, Workspace
+from engine.gpu.workspace import PassInputs, SavedState, Staging, Workspace
 from engine.model import Model, Segments, letter_logits, letter_probabilities
 from engine.model.vision import GridTables
 from engine.prepared import Prepared
@@ -56,9 +56,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Picture:
-    """The fixed input of one grid and what its pictures share."""
+    """A grid's fixed input, `uint8 [H, W, 3]` on the device and pinned before it, and what its pictures share."""
 
     pixels: Tensor
+    pinned: Tensor
     tables: GridTables
 
 
@@ -90,6 +91,7 @@ class GpuRunner:
         self._workspace = Workspace(model.config.text, self._device, self._dtype)
         self._probabilities = torch.zeros(MAX_SUFFIXES, MAX_OPTIONS, device=self._device)
         self._inputs: dict[int, PassInputs] = {}
+        self._staging: dict[tuple[int, int], Staging] = {}
         self._pictures: dict[Grid, _Picture] = {}
         self.graphs = Graphs(self._device, enabled=not eager)
         self.images: ByteBoundCache[SavedState] = ByteBoundCache(image_cache_bytes)
@@ -128,7 +130,7 @@ class GpuRunner:
                     for prefix_tokens in (0, rows // 2):
                         self._workspace.load(self._head)
                         placed = Segments(prefix_tokens, (rows - prefix_tokens,))
-                        self._run_pass(self._blank(placed), placed)
+                        self._run_pass(self._blank(placed), placed, 0)
             self.capture_pending()
 
     def capture_pending(self, most: int | None = None) -> int:
@@ -144,7 +146,8 @@ class GpuRunner:
             self._encode(request.pixels, request.grid)
         marks[1].record()
         self._workspace.load(self._head if kept is None else kept)
-        answers = [self._answer(part, placed) for part, placed in _passes(request, with_prefix=kept is None)]
+        passes = request_passes(request, with_prefix=kept is None)
+        answers = [self._answer(part, placed, number) for number, (part, placed) in enumerate(passes)]
         marks[2].record()
         if kept is None:
             self._keep_image(image_key, request.segments.prefix_tokens)
@@ -156,11 +159,11 @@ class GpuRunner:
             marks[1].elapsed_time(marks[2]),
         )
 
-    def _answer(self, host: PassInputs, segments: Segments) -> Tensor:
+    def _answer(self, host: PassInputs, segments: Segments, number: int) -> Tensor:
         """Run a pass; its questions' probabilities `[questions, L]`, which the stream will copy into pinned memory."""
-        self._run_pass(host, segments)
-        answer = torch.empty(len(segments.suffix_tokens), MAX_OPTIONS, pin_memory=True)
-        return answer.copy_(self._probabilities[: len(answer)], non_blocking=True)
+        staging = self._run_pass(host, segments, number)
+        staging.answer.copy_(self._probabilities, non_blocking=True)
+        return staging.answer[: len(segments.suffix_tokens)]
 
     def _encode(self, pixels: Tensor, grid: Grid) -> None:
         """The image's rows, into the workspace."""
@@ -169,8 +172,9 @@ class GpuRunner:
             if len(self._pictures) >= MAX_GRIDS:
                 self._forget_pictures()
             fixed = torch.empty(pixels.shape, dtype=torch.uint8, device=self._device)
-            picture = self._pictures[grid] = _Picture(fixed, self._model.vision.grid_tables(grid))
-        picture.pixels.copy_(pixels.pin_memory(), non_blocking=True)
+            pinned = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=True)
+            picture = self._pictures[grid] = _Picture(fixed, pinned, self._model.vision.grid_tables(grid))
+        picture.pixels.copy_(picture.pinned.copy_(pixels), non_blocking=True)
         self.graphs.run(("vision", grid), partial(self._encode_picture, picture, grid))
 
     def _encode_picture(self, picture: _Picture, grid: Grid) -> None:
@@ -182,15 +186,22 @@ class GpuRunner:
         self.graphs.clear()
         self._pictures.clear()
 
-    def _run_pass(self, host: PassInputs, segments: Segments) -> None:
-        """A pass from the workspace's state: probabilities, and, with a prefix, the state at its end."""
+    def _run_pass(self, host: PassInputs, segments: Segments, number: int) -> Staging:
+        """A pass from the workspace's state: probabilities, and, with a prefix, the state at its end.
+
+        `number` counts a request's passes: each has staging of its own, since nothing waits between them.
+        """
         inputs = self._inputs.get(host.rows)
         if inputs is None:
             inputs = self._inputs[host.rows] = PassInputs(host.rows, self._device)
-        inputs.fill(host)
+        staging = self._staging.get((host.rows, number))
+        if staging is None:
+            staging = self._staging[host.rows, number] = Staging(inputs)
+        inputs.fill(host, staging)
         with_prefix = segments.prefix_tokens > 0
         placed = PlacedSegments(segments.prefix_tokens, segments.suffix_tokens, inputs.layout)
         self.graphs.run(("language", host.rows, with_prefix), partial(self._prefill, inputs, placed))
+        return staging
 
     def _prefill(self, inputs: PassInputs, placed: PlacedSegments) -> None:
         language, workspace = self._model.language, self._workspace
@@ -208,7 +219,7 @@ class GpuRunner:
         host = self._blank(segments)
         host.ids[: len(head_ids)] = torch.tensor(head_ids, dtype=torch.int32)
         host.positions[:, : len(head_ids)] = torch.arange(len(head_ids))
-        self._run_pass(host, segments)
+        self._run_pass(host, segments, 0)
         return self._workspace.save(len(head_ids))
 
     def _blank(self, segments: Segments) -> PassInputs:
@@ -245,7 +256,7 @@ def _capacity(rows: int) -> int:
     return -(-rows // ROWS_STEP) * ROWS_STEP
 
 
-def _passes(request: Prepared, with_prefix: bool) -> list[tuple[PassInputs, Segments]]:
+def request_passes(request: Prepared, with_prefix: bool) -> list[tuple[PassInputs, Segments]]:
     """A request's passes: the image with as many questions as fit, then the others from its state."""
     image = slice(request.head_tokens, request.segments.prefix_tokens)
     passes: list[tuple[PassInputs, Segments]] = []

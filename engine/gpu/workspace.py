@@ -10,7 +10,7 @@ import torch
 from engine.config import TextConfig
 from engine.model import State
 from engine.model.state import DeltaState, KeyValueState, LayerState
-from engine.prompt import MAX_PROMPT_TOKENS
+from engine.prompt import MAX_OPTIONS, MAX_PROMPT_TOKENS
 from kernels.layout import MAX_SUFFIXES, Layout
 
 Tensor = torch.Tensor
@@ -108,7 +108,23 @@ class PassInputs:
         self.ids, self.image_tokens, positions, self.options = torch.split(self.numbers, sizes)
         self.positions = positions.view(3, rows)
 
-    def fill(self, host: PassInputs) -> None:
-        """Copy from pinned memory, without waiting."""
-        for ours, theirs in ((self.numbers, host.numbers), (self.layout.table, host.layout.table)):
-            ours.copy_(theirs.pin_memory(), non_blocking=True)
+    def fill(self, host: PassInputs, staging: Staging) -> None:
+        """Copy through pinned memory, without waiting; the staging is free again when the stream has come by."""
+        for ours, pinned, theirs in (
+            (self.numbers, staging.numbers, host.numbers),
+            (self.layout.table, staging.table, host.layout.table),
+        ):
+            ours.copy_(pinned.copy_(theirs), non_blocking=True)
+
+
+class Staging:
+    """Pinned memory beside the inputs of one pass and its answer.
+
+    It is never given back: freeing pinned memory asks the device, and after a device error that would end the process
+    before the job is answered.
+    """
+
+    def __init__(self, inputs: PassInputs) -> None:
+        self.numbers = torch.empty_like(inputs.numbers, device="cpu", pin_memory=True)
+        self.table = torch.empty_like(inputs.layout.table, device="cpu", pin_memory=True)
+        self.answer = torch.empty(MAX_SUFFIXES, MAX_OPTIONS, pin_memory=True)

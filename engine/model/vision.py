@@ -14,7 +14,7 @@ import torch
 from engine.config import LAYER_NORM_EPS, VisionConfig
 from kernels.attention import full_attention
 from kernels.linear import linear
-from kernels.lora import LowRank, lora_linear
+from kernels.lora import LowRank, lora_add_layer_norm, lora_linear
 from kernels.norms import add_layer_norm, layer_norm
 from kernels.patches import interpolate_table, patch_places
 from kernels.rotary import Table, split_rotate_vision, vision_table
@@ -117,7 +117,7 @@ class VisionEncoder:
             attended = linear(full_attention(q, k, v), *block.proj)
             hidden, normed = add_layer_norm(hidden, attended, *block.norm2, LAYER_NORM_EPS)
             wide = lora_linear(normed, *block.fc1, activation="gelu_tanh")
-            hidden, normed = add_layer_norm(hidden, lora_linear(wide, *block.fc2), *next_norm, LAYER_NORM_EPS)
+            hidden, normed = lora_add_layer_norm(wide, *block.fc2, hidden, *next_norm, LAYER_NORM_EPS)
         return normed
 
     def _merge(self, normed: Tensor) -> Tensor:

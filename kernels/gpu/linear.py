@@ -21,5 +21,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See `kernels.linear.linear`. The rows that are read out are always `MAX_SUFFIXES`, and stay that few."""
     rows = x.shape[0]
     if weight.shape[1] >= LONG_SUM and MAX_SUFFIXES < rows < WHOLE_ROWS:
-        return F.linear(F.pad(x, (0, 0, 0, WHOLE_ROWS - rows)), weight, bias)[:rows]
+        return F.linear(_padded(x), weight, bias)[:rows]
     return F.linear(x, weight, bias)
+
+
+def _padded(x: Tensor) -> Tensor:
+    """`WHOLE_ROWS` rows, of which only the first mean anything: those that lie behind `x` already, if there are any."""
+    there = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    if x.is_contiguous() and there >= WHOLE_ROWS * x.shape[1]:
+        return x.as_strided((WHOLE_ROWS, x.shape[1]), x.stride())
+    return F.pad(x, (0, 0, 0, WHOLE_ROWS - x.shape[0]))

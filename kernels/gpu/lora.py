@@ -24,6 +24,7 @@ DOWN_PROGRAMS = 192
 MAX_RUNS = 16
 UP_ROWS = 64
 UP_COLUMNS = 128
+NORM_ROWS = 16
 MIN_RANK = 16
 # Of the outer product's float32 operands (Triton's `input_precision`): TF32 three times, about 21 bits.
 UP_PRECISION = "tf32x3"
@@ -132,6 +133,110 @@ def lora_up_(base: Tensor, inner: Tensor, up: Tensor, scale: float, activation: 
     return base
 
 
+def lora_add_layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    down: Tensor,
+    up: Tensor,
+    scale: float,
+    residual: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """See `kernels.lora.lora_add_layer_norm`."""
+    assert x.is_contiguous() and down.is_contiguous() and up.is_contiguous() and residual.is_contiguous()
+    inner = lora_down(x, down)
+    base = F.linear(x, weight, bias)
+    rows, width = base.shape
+    normed = torch.empty_like(base)
+    _up_add_norm[(triton.cdiv(rows, NORM_ROWS),)](
+        base,
+        inner,
+        up,
+        residual,
+        norm_weight,
+        norm_bias,
+        normed,
+        scale,
+        eps,
+        rows,
+        width,
+        up.shape[1],
+        RUNS=inner.shape[0],
+        ROWS=NORM_ROWS,
+        COLUMNS=triton.next_power_of_2(width),
+        RANK=max(MIN_RANK, triton.next_power_of_2(up.shape[1])),
+        PRECISION=UP_PRECISION if base.dtype == torch.bfloat16 else "ieee",
+        num_warps=8,
+    )
+    return base, normed
+
+
+@triton.jit
+def _up_add_norm(
+    base,
+    inner,
+    up,
+    residual,
+    norm_weight,
+    norm_bias,
+    normed,
+    scale,
+    eps,
+    rows,
+    width,
+    rank,
+    RUNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RANK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Whole rows, so that they can be normalised: the sum with the residual is written over `base`."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = (row < rows) & (column < width)
+    place = row.to(tl.int64) * width + column
+    branch = _branch(inner, up, row, column, scale, rows, width, rank, RUNS, ROWS, RANK, PRECISION)
+    value = tl.load(base + place, mask=inside, other=0.0)
+    delta = (value.to(tl.float32) + branch).to(value.dtype).to(tl.float32)
+    total = (tl.load(residual + place, mask=inside, other=0.0).to(tl.float32) + delta).to(value.dtype)
+    tl.store(base + place, total, mask=inside)
+    wide = total.to(tl.float32)
+    centred = tl.where(inside, wide - (tl.sum(wide, axis=1) / width)[:, None], 0.0)
+    size = tl.rsqrt(tl.sum(centred * centred, axis=1) / width + eps)[:, None]
+    gain = tl.load(norm_weight + column, mask=column < width, other=0.0).to(tl.float32)
+    shift = tl.load(norm_bias + column, mask=column < width, other=0.0).to(tl.float32)
+    tl.store(normed + place, (centred * size * gain + shift).to(value.dtype), mask=inside)
+
+
+@triton.jit
+def _branch(
+    inner,
+    up,
+    row,
+    column,
+    scale,
+    rows,
+    width,
+    rank,
+    RUNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    RANK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A tile of `scale * inner B^T`, float32: the runs of the inner product are added in order."""
+    member = tl.arange(0, RANK)
+    h = tl.zeros([ROWS, RANK], tl.float32)
+    for run in tl.static_range(RUNS):
+        place = (run * rows + row).to(tl.int64) * rank + member[None, :]
+        h += tl.load(inner + place, mask=(row < rows) & (member[None, :] < rank), other=0.0)
+    b = tl.load(up + column * rank + member[:, None], mask=(column < width) & (member[:, None] < rank), other=0.0)
+    return tl.dot(h, b, input_precision=PRECISION) * scale
+
+
 @triton.jit
 def _activate(x, ACTIVATION: tl.constexpr):
     """GELU by the tanh formula, or by the error function.
@@ -164,13 +269,7 @@ def _up(
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    member = tl.arange(0, RANK)
-    h = tl.zeros([ROWS, RANK], tl.float32)
-    for run in tl.static_range(RUNS):
-        place = (run * rows + row).to(tl.int64) * rank + member[None, :]
-        h += tl.load(inner + place, mask=(row < rows) & (member[None, :] < rank), other=0.0)
-    b = tl.load(up + column * rank + member[:, None], mask=(column < width) & (member[:, None] < rank), other=0.0)
-    branch = tl.dot(h, b, input_precision=PRECISION) * scale
+    branch = _branch(inner, up, row, column, scale, rows, width, rank, RUNS, ROWS, RANK, PRECISION)
     target = base + row.to(tl.int64) * width + column
     inside = (row < rows) & (column < width)
     value = tl.load(target, mask=inside, other=0.0)
