@@ -36,7 +36,7 @@ class Sources:
     stamps: Mapping[Path, Stamp]
 
     def recheck(self) -> None:
-        """Look at every file again.
+        """Look at every file again: to be called when everything is read, before anything is said of it.
 
         Raises:
             CheckpointError: one is not the file that was verified any more.
@@ -45,21 +45,11 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Verified:
+class Verified(Sources):
     """A whole checkpoint that is what its pin and its manifest say; only verification makes one."""
 
     identity: Identity
     pin: Pin
-    config: ModelConfig
-    stamps: Mapping[Path, Stamp]
-
-    def recheck(self) -> None:
-        """Look at every file again: to be called when everything is loaded, before the identity is used.
-
-        Raises:
-            CheckpointError: one is not the file that was verified any more.
-        """
-        _recheck(self.stamps)
 
 
 @dataclass(frozen=True)
@@ -115,7 +105,7 @@ def verify_checkpoint(paths: CheckpointPaths, report: Report = silent) -> Verifi
     if mismatches or config is None or manifest is None:
         raise CheckpointError(mismatches)
     identity = Identity(pin.identity, {"pin_sha256": pin.sha256, "export_sha256": manifest.sha256})
-    return Verified(identity, pin, config, stamps)
+    return Verified(config, stamps, identity, pin)
 
 
 def _manifest(export: Path, pin: Pin, mismatches: list[str]) -> Manifest | None:
