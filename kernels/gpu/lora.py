@@ -1,9 +1,9 @@
 """The float32 low-rank branch on the GPU, without a float32 tensor as wide as the layer.
 
-The base product is cuBLAS's. The branch's inner product reads the activations once and leaves `[N, rank]`; its outer
-product, the addition and the activation happen where the output is written. A BF16 activation times a float32 weight
-is exact in three BF16 products with the weight's high, middle and low eight bits, which tensor cores add in float32:
-float32 arithmetic at BF16's speed.
+The base product is cuBLAS's. Beside it, the branch's inner product reads the activations once and leaves `[N, rank]`;
+its outer product, the addition and the activation happen where the output is written. A BF16 activation times a float32
+weight is exact in three BF16 products with the weight's high, middle and low eight bits, which tensor cores add in
+float32: float32 arithmetic at BF16's speed.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
+
+from kernels.gpu.streams import beside
 
 Tensor = torch.Tensor
 
@@ -35,8 +37,8 @@ def lora_linear(
 ) -> Tensor:
     """See `kernels.lora.lora_linear`."""
     assert x.is_contiguous() and down.is_contiguous() and up.is_contiguous()
-    inner = lora_down(x, down)
-    return lora_up_(F.linear(x, weight, bias), inner, up, scale, activation)
+    inner, base = beside(x.device, lambda: lora_down(x, down), lambda: F.linear(x, weight, bias))
+    return lora_up_(base, inner, up, scale, activation)
 
 
 def lora_down(x: Tensor, down: Tensor) -> Tensor:
@@ -147,8 +149,7 @@ def lora_add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """See `kernels.lora.lora_add_layer_norm`."""
     assert x.is_contiguous() and down.is_contiguous() and up.is_contiguous() and residual.is_contiguous()
-    inner = lora_down(x, down)
-    base = F.linear(x, weight, bias)
+    inner, base = beside(x.device, lambda: lora_down(x, down), lambda: F.linear(x, weight, bias))
     rows, width = base.shape
     normed = torch.empty_like(base)
     _up_add_norm[(triton.cdiv(rows, NORM_ROWS),)](
