@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import redis
 
+from worker.commands.options import add_place_options, settings_of
 from worker.embedded import EmbeddedServer
-from worker.settings import DEFAULT_REDIS_URL, Settings, SettingsError
+from worker.settings import SettingsError
 from worker.worker import EXIT_USAGE, GpuWorker
 
 DEFAULT_EMBEDDED_FOLDER = ".cua-server"
@@ -37,8 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--redis-url", metavar="URL", help=f"the server (default {DEFAULT_REDIS_URL})")
-    parser.add_argument("--queue", metavar="NAME", help="the queue (default screenshots)")
+    add_place_options(parser)
     parser.add_argument("--checkpoint", metavar="DIR", help="the checkpoint's folder (default checkpoint)")
     parser.add_argument("--device", metavar="DEVICE", help="cuda:<index> or cpu (default: the first GPU, else the CPU)")
     parser.add_argument("--eager", action="store_true", default=None, help="on a GPU, never capture a CUDA graph")
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, worker_class: type[GpuWorker] = GpuWorker
     """Run a worker until it leaves; returns its exit code."""
     with contextlib.ExitStack() as stack:
         try:
-            settings = _settings(arguments)
+            settings = settings_of(arguments)
             if arguments.embedded:
                 server = stack.enter_context(EmbeddedServer(Path(arguments.embedded)))
                 settings = replace(settings, redis_url=server.url)
@@ -79,10 +79,3 @@ def run(arguments: argparse.Namespace, worker_class: type[GpuWorker] = GpuWorker
         except SystemExit:
             return worker.exit_code
         return 0
-
-
-def _settings(arguments: argparse.Namespace) -> Settings:
-    """The environment's settings with the command line's over them."""
-    names = {field.name for field in fields(Settings)}
-    given = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
-    return replace(Settings.from_environment(), **given)

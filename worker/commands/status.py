@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import fields, replace
 from typing import NamedTuple
 
 import redis
 import redis.exceptions as redis_errors
 
 from producer.keys import Keys
-from worker.settings import DEFAULT_REDIS_URL, Settings, SettingsError
+from worker.commands.options import add_place_options, settings_of
+from worker.queue_facts import SERVING_STATES
+from worker.settings import SettingsError
 
 EXIT_NONE_READY = 1
 EXIT_USAGE = 2
-SERVING_STATES = ("ready", "busy")
 _POLL_S = 0.2
 EPILOG = """examples:
   python -m worker status                                  a table of the workers
@@ -48,8 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--redis-url", metavar="URL", help=f"the server (default {DEFAULT_REDIS_URL})")
-    parser.add_argument("--queue", metavar="NAME", help="the queue (default screenshots)")
+    add_place_options(parser)
     parser.add_argument("--wait", choices=["ready"], help="wait until a worker is ready or busy")
     parser.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="how long to wait (default 120)")
     parser.set_defaults(func=show)
@@ -57,11 +56,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def show(arguments: argparse.Namespace) -> int:
     """Print the table; returns the exit code."""
-    names = {field.name for field in fields(Settings)}
-    given = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
     give_up_at_s = time.monotonic() + (arguments.timeout_s if arguments.wait else 0.0)
     try:
-        settings = replace(Settings.from_environment(), **given)
+        settings = settings_of(arguments)
         client = redis.Redis.from_url(settings.redis_url, decode_responses=True, socket_timeout=5.0)
     except (SettingsError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
