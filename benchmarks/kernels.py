@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from benchmarks.full_size import DEVICE, environment
 from benchmarks.latency import PEAK_BYTES, PEAK_FLOPS, RESULTS
-from kernels import attention, causal_conv, delta_rule, linear, lora, mlp, norms, patches, rotary
+from kernels import attention, causal_conv, delta_rule, linear, lora, mlp, norms, patches, resize, rotary
 from kernels.layout import Layout, PlacedSegments, last_rows
 from kernels.segments import Segments
 
@@ -68,6 +68,7 @@ def _vision() -> list[Entry]:
     ]
     norm = (_random(1024, scale=0.1), _random(1024, scale=0.1))
     pixels = torch.randint(0, 256, (800, 1280, 3), dtype=torch.uint8, device=DEVICE)
+    screen = torch.randint(0, 256, (768, 1366, 3), dtype=torch.uint8, device=DEVICE)
     qkv = _random(PATCHES, 3072)
     table = (_random(PATCHES, 32, dtype=torch.float32), _random(PATCHES, 32, dtype=torch.float32))
     heads = [_random(PATCHES, 16, 64) for _ in range(3)]
@@ -77,6 +78,7 @@ def _vision() -> list[Entry]:
         Entry(
             "pack patches", (pixels, 16, 2, 2, torch.bfloat16), patches.pack_patches, pixels.numel() + PATCHES * 3072
         ),
+        Entry("resize 1366x768", (screen, 768, 1376), resize.resize_bicubic, screen.numel() * 2),
         Entry("add + layer norm", (x, _random(PATCHES, 1024), *norm, EPS), norms.add_layer_norm, PATCHES * 1024 * 8),
         Entry("split + 2-D rotary", (qkv, table, 16), rotary.split_rotate_vision, PATCHES * 2048 * 4),
         Entry("attention over patches", (*heads,), attention.full_attention, flops=4 * PATCHES**2 * 1024),

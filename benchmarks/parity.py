@@ -25,6 +25,7 @@ import torch
 from benchmarks.full_size import Peer, Weights, encoder, environment, our_engine
 from benchmarks.screens import png, question, screenshot
 from engine import Engine, Question
+from engine.image import resize
 from kernels.patches import pack_patches
 
 FACTOR = 2.0
@@ -125,7 +126,9 @@ def _check_inputs(ours: Engine, peer: Peer, image: bytes, asked: Question, input
     assert torch.equal(prepared.positions, peer.positions(inputs)), "positions differ"  # type: ignore[arg-type]
     pixel_values = inputs.pixel_values  # type: ignore[attr-defined]
     for device in ("cpu", ours.device):
-        assert torch.equal(pack_patches(prepared.pixels.to(device)).cpu(), pixel_values), f"pixels differ on {device}"
+        assert torch.equal(pack_patches(resize(prepared.pixels.to(device))).cpu(), pixel_values), (
+            f"pixels differ on {device}"
+        )
 
 
 def _report(name: str, rows: list[Row]) -> dict[str, object]:

@@ -103,7 +103,6 @@ class Engine:
         encoder = PromptEncoder(loaded.tokenizer)
         return cls(loaded.model, encoder, verified.identity, device, eager=eager, image_cache_bytes=image_cache_bytes)
 
-    @torch.inference_mode()
     def decide(self, image: bytes, questions: Sequence[Question], *, media_type: str | None = None) -> Decision:
         """Each question's probabilities over its options, for one screenshot.
 
@@ -117,20 +116,26 @@ class Engine:
             InferenceError: the GPU's memory does not hold the request; the next one may be answered.
             DeviceError: the GPU must be given up, and the process with it.
         """
-        laps_s = [time.perf_counter()]
-        prepared = self.prepare(image, questions, media_type)
-        laps_s.append(time.perf_counter())
+        return self.decide_prepared(self.prepare(image, questions, media_type))
+
+    @torch.inference_mode()
+    def decide_prepared(self, prepared: Prepared) -> Decision:
+        """The model's part of `decide`, one request at a time and always in the same thread.
+
+        Raises:
+            InferenceError, DeviceError: as `decide`.
+        """
         if self._runner is not None:
-            outcome = self._runner.decide(prepared, sha256(image).digest())
-            prepare_ms = (laps_s[1] - laps_s[0]) * 1e3
-            spent = Timings(prepare_ms, outcome.vision_ms, outcome.language_ms)
+            outcome = self._runner.decide(prepared, prepared.image_key)
+            spent = Timings(prepared.prepare_ms, outcome.vision_ms, outcome.language_ms)
             return Decision(outcome.probabilities, prepared.input_tokens, spent)
+        laps_s = [time.perf_counter()]
         features = self._encode(prepared)
         laps_s.append(time.perf_counter())
         probabilities = self._read_out(self._prefill(prepared, features), prepared.options)
         laps_s.append(time.perf_counter())
         spans_ms = [(end - start) * 1e3 for start, end in pairwise(laps_s)]
-        return Decision(probabilities, prepared.input_tokens, Timings(*spans_ms))
+        return Decision(probabilities, prepared.input_tokens, Timings(prepared.prepare_ms, *spans_ms))
 
     def warm_up(self, report: Report = silent) -> None:
         """Real decisions at both ends of what is allowed, checked; an engine is not ready before.
@@ -155,14 +160,17 @@ class Engine:
         return images.check_image(image, media_type)
 
     def prepare(self, image: bytes, questions: Sequence[Question], media_type: str | None = None) -> Prepared:
-        """The CPU's part: decode, resize, tokens, positions. Touches neither the model nor the device.
+        """The CPU's part of `decide`: decode, tokens, positions. Touches neither the model nor the device.
+
+        It may run in another thread beside `decide_prepared`.
 
         Raises:
             Refusal: as `decide`.
         """
         assert questions, "a request has at least one question"
-        pixels = images.resize(images.decode(image, media_type))
-        rows, columns = (side // images.SIDE_MULTIPLE_PIXELS for side in pixels.shape[:2])
+        started_s = time.perf_counter()
+        pixels = images.decode(image, media_type)
+        rows, columns = (side // images.SIDE_MULTIPLE_PIXELS for side in images.resized_size(*pixels.shape[:2]))
         head = [*self._encoder.head_ids, *[self._encoder.image_pad_id] * (rows * columns)]
         tails = [self._encoder.tail_ids(question) for question in questions]
         prompt_tokens = [len(head) + len(tail) for tail in tails]
@@ -176,6 +184,7 @@ class Engine:
         axes = positions(len(self._encoder.head_ids), (rows, columns), max(map(len, tails)))
         places = torch.cat([torch.arange(cut), *(torch.arange(cut, cut + len(part)) for part in parts)])
         return Prepared(
+            image_key=sha256(image).digest(),
             pixels=pixels,
             grid=(1, 2 * rows, 2 * columns),
             ids=ids,
@@ -185,11 +194,13 @@ class Engine:
             options=tuple(len(question.labels) for question in questions),
             head_tokens=len(self._encoder.head_ids),
             input_tokens=sum(prompt_tokens),
+            prepare_ms=(time.perf_counter() - started_s) * 1e3,
         )
 
     def _encode(self, prepared: Prepared) -> torch.Tensor:
         """The image's rows for the language model, `[image tokens, D]`, model dtype."""
-        return self._model.vision(pack_patches(prepared.pixels.to(self.device)), prepared.grid)
+        pixels = images.resize(prepared.pixels.to(self.device))
+        return self._model.vision(pack_patches(pixels), prepared.grid)
 
     def _prefill(self, prepared: Prepared, features: torch.Tensor) -> torch.Tensor:
         """Every question's last row, `[K, D]`, model dtype."""

@@ -1,6 +1,6 @@
 """A screenshot from its file's bytes: what is read from the header before decoding, the decoding, the resize.
 
-Everything here is the contract's section 2. Pixels leave as `uint8` on the CPU; normalising and packing into patches is
+Everything here is the contract's section 2. Pixels leave as `uint8`; normalising and packing into patches is
 `kernels.patches`. It knows no prompt and no model.
 """
 
@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from engine.errors import Fault, Refusal
+from kernels.resize import resize_bicubic
 
 MAX_SIDE_PIXELS = 2048
 MAX_IMAGE_PIXELS = 1_048_576
@@ -105,19 +106,8 @@ def resized_size(height: int, width: int) -> tuple[int, int]:
 
 
 def resize(pixels: torch.Tensor) -> torch.Tensor:
-    """Resize `uint8 [H, W, 3]` to `resized_size`: bicubic with antialias on integers, the reference's bits.
-
-    Returns:
-        `uint8 [H', W', 3]` on the CPU; the input itself where the size is already right.
-    """
-    height, width, channels = pixels.shape
-    assert channels == 3 and pixels.dtype == torch.uint8 and pixels.device.type == "cpu"
-    target = resized_size(height, width)
-    if target == (height, width):
-        return pixels
-    planes = pixels.permute(2, 0, 1).unsqueeze(0)
-    planes = torch.nn.functional.interpolate(planes, size=target, mode="bicubic", antialias=True)
-    return planes.squeeze(0).permute(1, 2, 0).contiguous()
+    """`uint8 [H, W, 3]` in the size `resized_size`, on its device: bicubic with antialias, the reference's bits."""
+    return resize_bicubic(pixels, *resized_size(*pixels.shape[:2]))
 
 
 def read_header(data: bytes) -> Header:

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from engine import image as images
 from engine.errors import DeviceError, InferenceError
 from engine.gpu.cache import ByteBoundCache
 from engine.gpu.graphs import Graphs
@@ -41,6 +42,7 @@ MAX_ROWS = MAX_PROMPT_TOKENS
 COMMON_GRIDS: tuple[Grid, ...] = ((1, 50, 80), (1, 64, 64), (1, 44, 80), (1, 48, 64), (1, 32, 32), (1, 16, 16))
 # Up to these many rows, passes with and without a prefix are captured before the first job.
 COMMON_ROWS = 2048
+PATCH_PIXELS = images.SIDE_MULTIPLE_PIXELS // 2
 # How many grids' tables are kept without a graph.
 MAX_GRIDS = 64
 
@@ -56,10 +58,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Picture:
-    """A grid's fixed input, `uint8 [H, W, 3]` on the device and pinned before it, and what its pictures share."""
+    """A grid's fixed input, `uint8 [H, W, 3]` on the device, and what its pictures share."""
 
     pixels: Tensor
-    pinned: Tensor
     tables: GridTables
 
 
@@ -93,6 +94,8 @@ class GpuRunner:
         self._inputs: dict[int, PassInputs] = {}
         self._staging: dict[tuple[int, int], Staging] = {}
         self._pictures: dict[Grid, _Picture] = {}
+        self._raw = torch.empty(3 * images.MAX_IMAGE_PIXELS, dtype=torch.uint8, device=self._device)
+        self._raw_pinned = torch.empty(3 * images.MAX_IMAGE_PIXELS, dtype=torch.uint8, pin_memory=True)
         self.graphs = Graphs(self._device, enabled=not eager)
         self.images: ByteBoundCache[SavedState] = ByteBoundCache(image_cache_bytes)
         with torch.inference_mode():
@@ -125,7 +128,9 @@ class GpuRunner:
         with torch.inference_mode():
             if self.graphs.enabled:
                 for grid in COMMON_GRIDS:
-                    self._encode(torch.zeros(16 * grid[1], 16 * grid[2], 3, dtype=torch.uint8), grid)
+                    self._encode(
+                        torch.zeros(PATCH_PIXELS * grid[1], PATCH_PIXELS * grid[2], 3, dtype=torch.uint8), grid
+                    )
                 for rows in range(ROWS_STEP, COMMON_ROWS + 1, ROWS_STEP):
                     for prefix_tokens in (0, rows // 2):
                         self._workspace.load(self._head)
@@ -171,11 +176,17 @@ class GpuRunner:
         if picture is None:
             if len(self._pictures) >= MAX_GRIDS:
                 self._forget_pictures()
-            fixed = torch.empty(pixels.shape, dtype=torch.uint8, device=self._device)
-            pinned = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=True)
-            picture = self._pictures[grid] = _Picture(fixed, pinned, self._model.vision.grid_tables(grid))
-        picture.pixels.copy_(picture.pinned.copy_(pixels), non_blocking=True)
+            _, rows, columns = grid
+            fixed = torch.empty(PATCH_PIXELS * rows, PATCH_PIXELS * columns, 3, dtype=torch.uint8, device=self._device)
+            picture = self._pictures[grid] = _Picture(fixed, self._model.vision.grid_tables(grid))
+        picture.pixels.copy_(images.resize(self._upload(pixels)))
         self.graphs.run(("vision", grid), partial(self._encode_picture, picture, grid))
+
+    def _upload(self, pixels: Tensor) -> Tensor:
+        """A decoded picture on the device, through pinned memory, without waiting."""
+        count = pixels.numel()
+        self._raw[:count].copy_(self._raw_pinned[:count].copy_(pixels.flatten()), non_blocking=True)
+        return self._raw[:count].view(pixels.shape)
 
     def _encode_picture(self, picture: _Picture, grid: Grid) -> None:
         features = self._model.vision(pack_patches(picture.pixels, dtype=self._dtype), grid, picture.tables)

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: its interpreter runs these tests")
 
-from kernels import attention, causal_conv, delta_rule, linear, lora, mlp, norms, patches, rotary
+from kernels import attention, causal_conv, delta_rule, linear, lora, mlp, norms, patches, resize, rotary
 from kernels.gpu import attention as gpu_attention
 from kernels.gpu import causal_conv as gpu_conv
 from kernels.gpu import delta_rule as gpu_delta
@@ -21,6 +21,7 @@ from kernels.gpu import lora as gpu_lora
 from kernels.gpu import mlp as gpu_mlp
 from kernels.gpu import norms as gpu_norms
 from kernels.gpu import patches as gpu_patches
+from kernels.gpu import resize as gpu_resize
 from kernels.gpu import rotary as gpu_rotary
 from kernels.layout import Layout
 from kernels.segments import Segments
@@ -44,7 +45,7 @@ def unwritten_is_nan(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     empty, empty_like, new_empty = torch.empty, torch.empty_like, Tensor.new_empty
 
     def poisoned(tensor: Tensor) -> Tensor:
-        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+        return tensor.fill_(float("nan") if tensor.is_floating_point() else 85)
 
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: poisoned(empty(*args, **kwargs)))
     monkeypatch.setattr(torch, "empty_like", lambda *args, **kwargs: poisoned(empty_like(*args, **kwargs)))
@@ -88,6 +89,12 @@ def test_gated_norm_and_gates() -> None:
 def test_patches_to_the_bit(height: int, width: int) -> None:
     pixels = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     assert torch.equal(gpu_patches.pack_patches(pixels, 16, 2, 2, torch.float32), patches.pack_patches(pixels))
+
+
+@pytest.mark.parametrize("size, resized", [((1, 1), (256, 256)), ((33, 47), (224, 320)), ((47, 320), (32, 320))])
+def test_resize_to_the_bit(size: tuple[int, int], resized: tuple[int, int]) -> None:
+    pixels = torch.randint(0, 256, (*size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(gpu_resize.resize_bicubic(pixels, *resized), resize.resize_bicubic(pixels, *resized))
 
 
 def test_vision_rotary() -> None:
