@@ -61,6 +61,7 @@ def prepared(image_tokens: int, tails: tuple[int, ...]) -> Prepared:
     prefix = HEAD + image_tokens
     total = prefix + sum(tails)
     return Prepared(
+        image_key=b"image",
         pixels=torch.zeros(32, 32, 3, dtype=torch.uint8),
         grid=(1, 2, 2),
         ids=torch.arange(total),
@@ -70,6 +71,7 @@ def prepared(image_tokens: int, tails: tuple[int, ...]) -> Prepared:
         options=tuple(range(2, 2 + len(tails))),
         head_tokens=HEAD,
         input_tokens=total,
+        prepare_ms=1.0,
     )
 
 
