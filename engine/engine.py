@@ -160,7 +160,7 @@ class Engine:
         return images.check_image(image, media_type)
 
     def prepare(self, image: bytes, questions: Sequence[Question], media_type: str | None = None) -> Prepared:
-        """The CPU's part of `decide`: decode, resize, tokens, positions. Touches neither the model nor the device.
+        """The CPU's part of `decide`: decode, tokens, positions. Touches neither the model nor the device.
 
         It may run in another thread beside `decide_prepared`.
 
@@ -169,8 +169,8 @@ class Engine:
         """
         assert questions, "a request has at least one question"
         started_s = time.perf_counter()
-        pixels = images.resize(images.decode(image, media_type))
-        rows, columns = (side // images.SIDE_MULTIPLE_PIXELS for side in pixels.shape[:2])
+        pixels = images.decode(image, media_type)
+        rows, columns = (side // images.SIDE_MULTIPLE_PIXELS for side in images.resized_size(*pixels.shape[:2]))
         head = [*self._encoder.head_ids, *[self._encoder.image_pad_id] * (rows * columns)]
         tails = [self._encoder.tail_ids(question) for question in questions]
         prompt_tokens = [len(head) + len(tail) for tail in tails]
@@ -199,7 +199,8 @@ class Engine:
 
     def _encode(self, prepared: Prepared) -> torch.Tensor:
         """The image's rows for the language model, `[image tokens, D]`, model dtype."""
-        return self._model.vision(pack_patches(prepared.pixels.to(self.device)), prepared.grid)
+        pixels = images.resize(prepared.pixels.to(self.device))
+        return self._model.vision(pack_patches(pixels), prepared.grid)
 
     def _prefill(self, prepared: Prepared, features: torch.Tensor) -> torch.Tensor:
         """Every question's last row, `[K, D]`, model dtype."""
