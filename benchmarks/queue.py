@@ -59,7 +59,11 @@ class NothingEngine:
     def warm_up(self, report: object) -> None:
         """Nothing."""
 
-    def decide(self, image: bytes, questions: Any, *, media_type: str | None = None) -> Any:
+    def prepare(self, image: bytes, questions: Any, media_type: str | None = None) -> Any:
+        """The questions."""
+        return questions
+
+    def decide_prepared(self, questions: Any) -> Any:
         """Every option alike."""
         probabilities = tuple((1 / len(question.labels),) * len(question.labels) for question in questions)
         timings = SimpleNamespace(prepare_ms=0.0, vision_ms=0.0, language_ms=0.0)

@@ -164,8 +164,8 @@ end
 
 local function has_passed(job) return job.deadline_us ~= nil and job.deadline_us <= NOW_US end
 
--- Takes a lease away from its worker: its job goes back to the front of the queue, or ends.
-local function recover(member)
+-- Takes a lease away from its worker: its job goes back to the front of the queue, or ends. `why`: not for its end.
+local function recover(member, why)
   local id, token = member:match('^([A-Za-z0-9_-]+):([A-Za-z0-9_.-]+)$')
   redis.call('ZREM', LEASES, member)
   redis.call('ZREM', WIP, member)
@@ -184,7 +184,8 @@ local function recover(member)
     redis.call('LPUSH', QUEUE, id)
     redis.call('HSET', WAITING, id, whole(job.payload_bytes))
     redis.call('RPUSH', WAKE, id)
-    note('requeued', id, {why = 'the lease of worker ' .. plain(job.worker) .. ' ended', attempts = job.attempts or 0})
+    why = why or 'the lease of worker ' .. plain(job.worker) .. ' ended'
+    note('requeued', id, {why = why, attempts = job.attempts or 0})
   end
 end
 """

@@ -63,7 +63,8 @@ class Identity(Protocol):
 
 
 class Engine(Protocol):
-    """What makes decisions.
+    """What makes decisions, in two stages: `prepare` of the next request may run in another thread beside
+    `decide_prepared`.
 
     It refuses a request with an exception that has `faults`, `(loc, msg, code)` of each, and says with one that has an
     `exit_code` that its process must end. It may also have `check_image(image, media_type)`, which gives a header's
@@ -72,7 +73,8 @@ class Engine(Protocol):
 
     @property
     def identity(self) -> Identity: ...
-    def decide(self, image: bytes, questions: Sequence[Any], *, media_type: str | None = None) -> Decision: ...
+    def prepare(self, image: bytes, questions: Sequence[Any], media_type: str | None = None) -> Any: ...
+    def decide_prepared(self, prepared: Any) -> Decision: ...
     def warm_up(self, report: Report) -> None: ...
 
 

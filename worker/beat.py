@@ -1,4 +1,4 @@
-"""The worker's pulse: a thread that says "still here" and renews the lease of the job in hand, on its own connection.
+"""The worker's pulse: a thread that says "still here" and renews the leases of the jobs in hand, on its own connection.
 
 It goes on while the main thread loads a checkpoint or computes. It takes and ends no job.
 """
@@ -14,7 +14,6 @@ import threading
 import time
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import NamedTuple
 
 import redis
 import redis.exceptions as redis_errors
@@ -30,23 +29,17 @@ _TICK_S = 0.2
 log = logging.getLogger("worker")
 
 
-class InHand(NamedTuple):
-    """The job in hand and its lease."""
-
-    job_id: str
-    token: str
-
-
 @dataclass
 class Pulse:
-    """What the next beat tells. The main thread writes it, field by field; a beat reads it.
+    """What the next beat tells. The worker writes it, field by field; a beat reads it.
 
     `state` is `verifying`, `loading`, `warming`, `draining`, `failed`, or `SERVING`: the server then knows itself
-    whether the worker is busy. `facts` are more fields of the worker's hash.
+    whether the worker is busy. `in_hand` maps each lease's token to its job's id: the job that runs, and the one that
+    is prepared ahead. `facts` are more fields of the worker's hash.
     """
 
     state: str = "verifying"
-    in_hand: InHand | None = None
+    in_hand: dict[str, str] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
 
 
@@ -64,7 +57,7 @@ class Beat(threading.Thread):
         self._beaten: tuple[str, str] | None = None
         self._due_s = 0.0
         self._complaint = ""
-        self._lost: InHand | None = None
+        self._lost: set[str] = set()
 
     def run(self) -> None:
         """Beat until stopped. Nothing that the server does ends it."""
@@ -84,9 +77,8 @@ class Beat(threading.Thread):
         with self._beating:  # an older beat must not arrive after a newer one
             self._beaten = self._telling()
             self._due_s = time.monotonic() + self._settings.beat_s
-            in_hand = self._pulse.in_hand
             try:
-                held = self._redis.execute_command(*self._command(in_hand))  # type: ignore[no-untyped-call]
+                lost = self._redis.execute_command(*self._command())  # type: ignore[no-untyped-call]
             except redis_errors.RedisError as error:
                 self._due_s = time.monotonic() + min(1.0, self._settings.beat_s)
                 if self._complaint != str(error):
@@ -94,26 +86,27 @@ class Beat(threading.Thread):
                     log.warning("no beat: %s", error)
                 return
             self._complaint = ""
-            if held == b"lost":
-                self._warn_once(in_hand)
+            self._warn_once({member.decode().partition(":")[2] for member in lost})
 
-    def _warn_once(self, lost: InHand | None) -> None:
-        if lost is not None and lost == self._pulse.in_hand and lost != self._lost:
-            self._lost = lost
-            log.warning("job lease lost id=%s: another worker may have it by now", lost.job_id)
+    def _warn_once(self, tokens: set[str]) -> None:
+        for token in tokens - self._lost:
+            if job_id := self._pulse.in_hand.get(token):
+                log.warning("job lease lost id=%s: another worker may have it by now", job_id)
+        self._lost = tokens
 
     def _telling(self) -> tuple[str, str]:
         return self._pulse.state, self._pulse.facts.get("progress", "")
 
-    def _command(self, in_hand: InHand | None) -> Command:
+    def _command(self) -> Command:
         keys, settings, pulse = self._settings.keys, self._settings, self._pulse
         ours = [text for pair in {**_facts(), **pulse.facts, "queue": settings.queue}.items() for text in pair]
         rqs = [text for pair in _rq_facts(settings.queue).items() for text in pair]
+        in_hand = " ".join(f"{job_id}:{token}" for token, job_id in pulse.in_hand.copy().items())
         names = (keys.worker(self._worker_name), keys.rq_worker(self._worker_name))
         lists = (keys.rq_workers, keys.rq_queue_workers)
         return call(
             BEAT, keys, settings.policy, self._worker_name, *names, *lists,
-            *(in_hand or ("", "")), settings.lease_s, settings.worker_ttl_s, pulse.state, len(ours), *ours, *rqs,
+            settings.lease_s, settings.worker_ttl_s, pulse.state, in_hand, len(ours), *ours, *rqs,
         )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from rq.connections import get_connection_kwargs
 from producer.limits import MAX_PAYLOAD_BYTES
 from producer.scripts import Command, Script, call
 from worker.answer import Outcome
-from worker.scripts import CLAIM, FINISH, LEAVE, MAINTAIN
+from worker.scripts import BEGIN, CLAIM, FINISH, GIVE_BACK, LEAVE, MAINTAIN
 from worker.settings import Settings, SettingsError
 
 # One blocking pop lasts this long: an idle worker notices within it that it shall stop, or that a lease has ended.
@@ -113,6 +113,29 @@ class Link:
             claim = self._claim()
         return claim
 
+    def take_ahead(self) -> Claim | None:
+        """The next job while another one is in hand, at once; None also if an idle worker may have it."""
+        if self._is_stopping():
+            return None
+        waiting = self._patiently("look at the queue", lambda: self._redis.lindex(self._keys.queue, 0))
+        return self._claim(is_ahead=True) if waiting else None
+
+    def begin(self, claim: Claim) -> bool:
+        """It is the turn of a job that was taken ahead. False if it has ended meanwhile or is no longer ours."""
+        command = self._script(BEGIN, claim.job_id, claim.token, self._name, *self._worker_keys)
+        notes, verdict = self._patiently(f"begin job {claim.job_id}", lambda: self._run(command), must=True)
+        log_notes(notes)
+        if verdict == b"lost":
+            log.warning("job lost id=%s: the lease of a job taken ahead had ended", claim.job_id)
+        return bool(verdict == b"go")
+
+    def give_back(self, claim: Claim) -> None:
+        """Put a job that was taken ahead back to the front of the queue; it counts as never taken."""
+        try:
+            log_notes(self._run(self._script(GIVE_BACK, claim.job_id, claim.token)))
+        except redis_errors.RedisError as error:
+            log.warning("could not give back job %s: %s; its lease brings it back", claim.job_id, error)
+
     def finish(self, claim: Claim, outcome: Outcome, *, model: str, state: str, run_ms: float) -> Ended | None:
         """End a job and its lease in one step. None if the lease was lost: the job is another worker's, or ended.
 
@@ -151,10 +174,10 @@ class Link:
         except redis_errors.RedisError as error:
             log.warning("could not sign off: %s; the worker's keys expire by themselves", error)
 
-    def _claim(self) -> Claim | None:
+    def _claim(self, *, is_ahead: bool = False) -> Claim | None:
         token = next(self._tokens)
         while True:
-            reply = self._patiently("take a job", lambda: self._claim_once(token))
+            reply = self._patiently("take a job", lambda: self._claim_once(token, is_ahead))
             if reply is None:
                 return None
             (notes, job), payload = reply
@@ -172,12 +195,12 @@ class Link:
         # A payload that is gone by now reads as an empty one, which the contract refuses.
         return Claim(job_id, token, int(job[1]), float(job[2]), int(job[3]), job[4].decode(), payload or b"")
 
-    def _claim_once(self, token: str) -> tuple[list[Any], bytes | None]:
+    def _claim_once(self, token: str, is_ahead: bool) -> tuple[list[Any], bytes | None]:
         """Claim, and in the same round trip read the payload of the job that is probably next."""
         hint, self._hint = self._hint, None
         claim = self._script(
             CLAIM, token, self._name, *self._worker_keys,
-            self._settings.lease_s, MAX_PAYLOAD_BYTES, SCAN_BUDGET, self._keys.suspended,
+            self._settings.lease_s, MAX_PAYLOAD_BYTES, SCAN_BUDGET, self._keys.suspended, int(is_ahead),
         )  # fmt: skip
         if hint is None:
             return self._run(claim), None

@@ -1,4 +1,4 @@
-"""The Lua scripts of the worker's side: take a job, end it, beat, tidy up, leave.
+"""The Lua scripts of the worker's side: take a job, begin it, give it back, end it, beat, tidy up, leave.
 
 Each may be sent again after a lost reply: a claim and a finish are recognised by their lease token, the others only
 repeat themselves. They share the producer's prelude, so a result is written in one place.
@@ -11,18 +11,21 @@ from producer.scripts import script
 # What `rq:job:<id>` may hold. Anything else (callbacks, dependencies, webhooks, meta, retries ...) refuses the job.
 JOB_FIELDS = (
     "created_at enqueued_at started_at ended_at last_heartbeat origin status description timeout data worker_name "
-    "payload_sha256 payload_bytes enqueued_us deadline_us started_us attempts lease cancel nonce"
+    "payload_sha256 payload_bytes enqueued_us deadline_us started_us attempts lease cancel nonce ahead"
 )
 # A lease that claims to last longer than this was forged.
 MAX_LEASE_S = 3600
 
-# Args: token, worker, worker key, RQ's worker key, lease s, most payload bytes, most entries to look at, suspended key.
+# Args: token, worker, worker key, RQ's worker key, lease s, most payload bytes, most entries to look at, suspended key,
+# 1 to claim ahead: beside the job that the worker has in hand. Such a claim does not count as an attempt before BEGIN,
+# is of a job that was never started or claimed ahead before, and is left to any worker that is idle.
 # Returns {notes, job}: `notes` are JSON log entries; `job` is {} or {id, attempts, queue ms, enqueued us, sha256};
 # {"again"} when the entries ran out before the queue did.
 CLAIM = script(
     """
-local token, worker, worker_key, rq_worker_key, lease_s, max_bytes, budget, suspended = unpack(ARGV, 8)
+local token, worker, worker_key, rq_worker_key, lease_s, max_bytes, budget, suspended, ahead = unpack(ARGV, 8)
 lease_s, max_bytes = tonumber(lease_s), tonumber(max_bytes)
+local is_ahead = ahead == '1'
 local KNOWN = {}
 for field in JOB_FIELDS:gmatch('%S+') do KNOWN[field] = true end
 own(worker_key, 'hash')
@@ -30,7 +33,25 @@ own(rq_worker_key, 'hash')
 
 local function claimed(job)
   local queue_ms = ms(job.started_us - job.enqueued_us)
-  return {notes, {job.id, whole(job.attempts), queue_ms, whole(job.enqueued_us), job.sha256}}
+  -- A job that was claimed ahead is on its first attempt.
+  return {notes, {job.id, whole(math.max(job.attempts, 1)), queue_ms, whole(job.enqueued_us), job.sha256}}
+end
+
+-- Whether a queue entry's job was never in a worker's hands. One that was may have killed that worker, and must not
+-- take the job in hand with it.
+local function is_fresh(id)
+  if not id or not well_formed(id) or redis.call('TYPE', JOB .. id).ok ~= 'hash' then return true end
+  local f = redis.call('HMGET', JOB .. id, 'attempts', 'ahead')
+  return f[1] == '0' and not f[2]
+end
+
+local function is_another_idle()
+  local prefix = worker_key:sub(1, -#worker - 1)
+  for _, name in ipairs(redis.call('ZREVRANGE', WORKERS, 0, 255)) do
+    local key = prefix .. name
+    if name ~= worker and own(key, 'hash') and redis.call('HGET', key, 'state') == 'ready' then return true end
+  end
+  return false
 end
 
 -- Why the record of a job is not one that a producer of ours wrote, or nil.
@@ -89,12 +110,14 @@ local function admit(id)
 end
 
 local function start(job)
-  job.attempts, job.started_us, job.lease = job.attempts + 1, NOW_US, token
+  job.started_us, job.lease = NOW_US, token
+  if not is_ahead then job.attempts = job.attempts + 1 end
   local member = job.id .. ':' .. token
   redis.call('ZADD', LEASES, NOW_S + lease_s, member)
   redis.call('ZADD', WIP, '+inf', member)
   redis.call('HSET', JOB .. job.id, 'status', 'started', 'attempts', whole(job.attempts), 'lease', token,
     'started_us', whole(NOW_US), 'started_at', iso(NOW_US), 'worker_name', worker)
+  if is_ahead then return redis.call('HSET', JOB .. job.id, 'ahead', token) end
   redis.call('HSET', worker_key, 'state', 'busy', 'job', job.id)
   redis.call('HSET', rq_worker_key, 'state', 'busy', 'current_job', job.id)
 end
@@ -107,8 +130,9 @@ for _, member in ipairs(redis.call('ZRANGE', LEASES, 0, 1023)) do
   end
 end
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '-inf', NOW_S, 'LIMIT', 0, 16)) do recover(member) end
-if redis.call('EXISTS', suspended) == 1 then return {notes, {}} end
+if redis.call('EXISTS', suspended) == 1 or is_ahead and is_another_idle() then return {notes, {}} end
 for _ = 1, tonumber(budget) do
+  if is_ahead and not is_fresh(redis.call('LINDEX', QUEUE, 0)) then return {notes, {}} end
   local id = redis.call('LPOP', QUEUE)
   if not id then
     redis.call('DEL', WAKE)
@@ -126,6 +150,43 @@ return {notes, {'again'}}
 """,
     JOB_FIELDS=JOB_FIELDS,
 )
+
+# Args: id, token, worker, worker key, RQ's worker key. The turn of a job that was claimed ahead: it counts as an
+# attempt from here on, unless it was cancelled or its deadline has passed. Returns {notes, "go" | "ended" | "lost"}.
+BEGIN = script("""
+local id, token, worker, worker_key, rq_worker_key = unpack(ARGV, 8)
+local member = id .. ':' .. token
+local record_exists = redis.call('TYPE', JOB .. id).ok ~= 'none'
+local job = read_job(id)
+own(worker_key, 'hash')
+own(rq_worker_key, 'hash')
+local is_mine = redis.call('ZSCORE', LEASES, member) and job and job.lease == token
+-- No trace of the job at all: the server lost its data, and this worker's answer is the only one there can be.
+if not is_mine and (record_exists or own(RESULT .. id, 'hash')) then return {notes, 'lost'} end
+if is_mine and (job.cancel or has_passed(job)) then
+  redis.call('ZREM', LEASES, member)
+  redis.call('ZREM', WIP, member)
+  if job.cancel then end_with(job, 'cancelled', 'cancelled', 'cancelled before its turn') else expire(job) end
+  return {notes, 'ended'}
+end
+if is_mine and redis.call('HGET', JOB .. id, 'ahead') == token then
+  redis.call('HSET', JOB .. id, 'ahead', 'begun', 'attempts', whole((job.attempts or 0) + 1))
+end
+redis.call('HSET', worker_key, 'state', 'busy', 'job', id)
+redis.call('HSET', rq_worker_key, 'state', 'busy', 'current_job', id)
+return {notes, 'go'}
+""")
+
+# Args: id, token. A job that was claimed ahead goes back as if it had never been. Returns notes.
+GIVE_BACK = script("""
+local id, token = unpack(ARGV, 8)
+local member = id .. ':' .. token
+if not redis.call('ZSCORE', LEASES, member) then return notes end
+local job = read_job(id)
+if job and job.lease == token then redis.call('HDEL', JOB .. id, 'ahead') end
+recover(member, 'its worker leaves')
+return notes
+""")
 
 # Args: id, token, worker, worker key, RQ's worker key, state afterwards, status, body, model, prepare ms, vision ms,
 # language ms, enqueued us, attempts, sha256, run ms. The last four are the worker's copies for a server that lost its
@@ -163,6 +224,7 @@ if not job then
   job.started_us = NOW_US - tonumber(run_ms) * 1000
   redis.call('HSET', JOB .. id, 'lease', token)
 end
+job.attempts = math.max(job.attempts or 0, 1) -- one that was refused ahead of its turn
 if job.cancel then
   status, body = 'cancelled', refusal('cancelled', 'cancelled while running')
 end
@@ -178,27 +240,26 @@ redis.call('EXPIRE', RATE, RESULT_TTL_S)
 return {'done', status, queue_ms, total_ms, redis.call('LINDEX', QUEUE, 0) or ''}
 """)
 
-# Args: worker, worker key, RQ's worker key, RQ's workers, RQ's workers of the queue, id and token of the job in hand
-# ("" when none), lease s, ttl s, state ("" while serving: the server knows if it is busy), number of own fields and
-# values, these, RQ's fields and values. Returns "held" | "lost" | "none".
+# Args: worker, worker key, RQ's worker key, RQ's workers, RQ's workers of the queue, lease s, ttl s, state ("" while
+# serving: the server knows if it is busy), `<id>:<token>` of each job in hand, separated by blanks, number of own
+# fields and values, these, RQ's fields and values. Returns the jobs in hand whose lease was lost, as they were given.
 BEAT = script("""
-local worker, worker_key, rq_worker_key, rq_workers, rq_queue_workers, id, token, lease_s, ttl_s, state, count =
+local worker, worker_key, rq_worker_key, rq_workers, rq_queue_workers, lease_s, ttl_s, state, in_hand, count =
   unpack(ARGV, 8)
 own(worker_key, 'hash')
 own(rq_worker_key, 'hash')
 own(rq_workers, 'set')
 own(rq_queue_workers, 'set')
 local ours, rqs = {}, {}
-for i = 19, 18 + tonumber(count) do ours[#ours + 1] = ARGV[i] end
-for i = 19 + tonumber(count), #ARGV do rqs[#rqs + 1] = ARGV[i] end
+for i = 18, 17 + tonumber(count) do ours[#ours + 1] = ARGV[i] end
+for i = 18 + tonumber(count), #ARGV do rqs[#rqs + 1] = ARGV[i] end
 
-local held = 'none'
-if id ~= '' then
-  local member = id .. ':' .. token
-  held = 'lost'
+local lost = {}
+for member in in_hand:gmatch('%S+') do
   if redis.call('ZSCORE', LEASES, member) then
-    held = 'held'
     redis.call('ZADD', LEASES, 'XX', NOW_S + tonumber(lease_s), member)
+  else
+    lost[#lost + 1] = member
   end
 end
 
@@ -214,7 +275,7 @@ redis.call('HSETNX', rq_worker_key, 'birth', iso(NOW_US))
 redis.call('EXPIRE', rq_worker_key, ttl_s)
 redis.call('SADD', rq_workers, rq_worker_key)
 redis.call('SADD', rq_queue_workers, rq_worker_key)
-return held
+return lost
 """)
 
 # Args: the most entries of each kind to look at, RQ's workers, RQ's workers of the queue. Drops what has ended or is

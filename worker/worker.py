@@ -1,8 +1,8 @@
-"""Read this first: a worker's life. `_answer` is the life of one job: take -> parse -> decide -> finish.
+"""Read this first: a worker's life. `_next` and `_answer` are the life of one job: take -> prepare -> decide -> finish.
 
-It is ready before it takes anything: checkpoint verified, loaded, warmed up. Then one job at a time, in this process
-and thread: no fork, no alarm signal, nothing imported by a name from the queue. Talking to the server is `link`'s and
-`beat`'s matter, what an end says `answer`'s.
+It is ready before it takes anything: checkpoint verified, loaded, warmed up. Then one job at a time on the device, in
+this process and thread: no fork, no alarm signal, nothing imported by a name from the queue. While it computes, `ahead`
+takes and prepares the next one. Talking to the server is `link`'s and `beat`'s matter, what an end says `answer`'s.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import redis
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT
@@ -31,9 +31,9 @@ from rq.worker import DequeueStrategy, SimpleWorker
 
 from producer.contract import parse_request
 from producer.errors import RequestRefused
+from worker.ahead import Ahead, Ending, Ready
 from worker.answer import (
     Engine,
-    Outcome,
     Report,
     answered,
     contract_refused,
@@ -43,7 +43,7 @@ from worker.answer import (
     refusal_faults,
     refused,
 )
-from worker.beat import SERVING, Beat, InHand, Pulse, identity_facts
+from worker.beat import SERVING, Beat, Pulse, identity_facts
 from worker.link import Claim, Link, ServerLost, own_client
 from worker.lock import Device, DeviceLock, DeviceTaken
 from worker.progress import Progress
@@ -56,6 +56,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 log = logging.getLogger("worker")
+T = TypeVar("T")
 
 
 class Stopped(Exception):
@@ -143,7 +144,8 @@ class GpuWorker(SimpleWorker):
         answered_jobs = 0
         with self._life() as (link, beat):
             self._start(link, beat)
-            answered_jobs = self._serve(link, burst, max_jobs, max_idle_time)
+            with Ahead(self._link(), self._prepare, self._end, looks=max_jobs is None) as ahead:
+                answered_jobs = self._serve(link, ahead, burst, max_jobs, max_idle_time)
         if self.exit_code:
             sys.exit(self.exit_code)
         return answered_jobs > 0
@@ -169,7 +171,7 @@ class GpuWorker(SimpleWorker):
     @contextmanager
     def _life(self) -> Iterator[tuple[Link, Beat]]:
         """Everything around the work: signals, the beat, the device's lock; at the end, signing off and the reason."""
-        link = Link(own_client(self.connection), self.settings, self.name, lambda: self._stop_requested)
+        link = self._link()
         beat = Beat(own_client(self.connection), self.settings, self.name, self._pulse)
         beat.start()
         try:
@@ -192,6 +194,9 @@ class GpuWorker(SimpleWorker):
             link.leave(keep=self.exit_code != 0)
             if self._lock:
                 self._lock.release()
+
+    def _link(self) -> Link:
+        return Link(own_client(self.connection), self.settings, self.name, lambda: self._stop_requested)
 
     def _start(self, link: Link, beat: Beat) -> None:
         """All that comes before the first job."""
@@ -218,32 +223,83 @@ class GpuWorker(SimpleWorker):
         beat.beat()  # says what answers before the first answer can be read
         log.info("worker ready name=%s model=%s", self.name, identity.name)
 
-    def _serve(self, link: Link, burst: bool, max_jobs: int | None, max_idle_s: float | None) -> int:
+    def _serve(self, link: Link, ahead: Ahead, burst: bool, max_jobs: int | None, max_idle_s: float | None) -> int:
         """Answer jobs until there is a reason to leave; returns how many."""
         jobs, idle_since_s = 0, time.monotonic()
         while not self._stop_requested and jobs != max_jobs:
             link.maintain()
-            claim = link.take(block=not burst)
-            if claim is not None:
-                self._answer(link, claim)
+            job = self._next(link, ahead, block=not burst)
+            if job is not None:
+                self._answer(link, ahead, job)
                 jobs, idle_since_s = jobs + 1, time.monotonic()
             elif burst or (max_idle_s is not None and time.monotonic() - idle_since_s >= max_idle_s):
                 break
             elif capture := getattr(self._engine, "capture_pending", None):
                 capture(1)  # graphs for what has been asked since, one at a time, while nobody waits
-        log.info("worker leaves name=%s jobs=%d", self.name, jobs)
+        log.info("worker leaves name=%s jobs=%d", self.name, jobs + ahead.ended_jobs)
         return jobs
 
-    def _answer(self, link: Link, claim: Claim) -> None:
-        """One job, from its lease to its end."""
-        self._pulse.in_hand = InHand(claim.job_id, claim.token)
-        started_s = time.monotonic()
-        outcome, fatal = self._outcome(claim)
-        run_ms = (time.monotonic() - started_s) * 1000
-        model = self._engine.identity.name if self._engine else ""
-        state = "draining" if self._stop_requested or fatal else "ready"
-        ended = link.finish(claim, outcome, model=model, state=state, run_ms=run_ms)
-        self._pulse.in_hand = None
+    def _next(self, link: Link, ahead: Ahead, *, block: bool) -> Ready | Ending | None:
+        """The next job, its CPU work done: beside the last one, or now."""
+        if (ready := ahead.take()) is not None:
+            if link.begin(ready.claim):
+                return ready._replace(started_s=time.monotonic())
+            self._pulse.in_hand.pop(ready.claim.token)
+        claim = link.take(block=block)
+        return self._prepare(claim) if claim is not None else None
+
+    def _answer(self, link: Link, ahead: Ahead, job: Ready | Ending) -> None:
+        """One job, from the device to its end."""
+        if isinstance(job, Ready):
+            with ahead.beside():
+                job = self._decide(job)
+        self._end(link, job)
+
+    def _prepare(self, claim: Claim) -> Ready | Ending:
+        """A job's CPU work. Runs in the main thread or `ahead`'s, never in both at once."""
+        engine, started_s = self._loaded_engine, time.monotonic()
+        self._pulse.in_hand[claim.token] = claim.job_id
+
+        def prepare() -> Ready:
+            request = parse_request(claim.payload)
+            prepared = engine.prepare(request.image_bytes, questions_of(request), request.image_media_type)
+            return Ready(claim, started_s, request, prepared)
+
+        return self._at_the_border(claim, started_s, prepare)
+
+    def _decide(self, job: Ready) -> Ending:
+        """A job's work on the device. Main thread only."""
+        engine = self._loaded_engine
+
+        def decide() -> Ending:
+            decision = engine.decide_prepared(job.prepared)
+            return Ending(job.claim, job.started_s, answered(job.request, decision, engine.identity.name))
+
+        return self._at_the_border(job.claim, job.started_s, decide)
+
+    def _at_the_border(self, claim: Claim, started_s: float, work: Callable[[], T]) -> T | Ending:
+        """Do a job's work, or say how it fails. A broad `except` stands here, at the job's border, and nowhere else."""
+        try:
+            return work()
+        except RequestRefused as error:
+            return Ending(claim, started_s, contract_refused(error, claim.payload, self._loaded_engine))
+        except Exception as error:
+            if faults := refusal_faults(error):
+                return Ending(claim, started_s, refused(faults))
+            is_fatal = exit_code_of(error) is not None
+            # An unexpected error's message stays out of the log: it may repeat a prompt.
+            told = f": {error}" if is_fatal else ""
+            trace = "".join(traceback.format_tb(error.__traceback__))
+            log.error("job failed id=%s: %s%s\n%s", claim.job_id, type(error).__name__, told, trace)
+            return Ending(claim, started_s, failed(error), error if is_fatal else None)
+
+    def _end(self, link: Link, job: Ending) -> None:
+        """Write a job's end. Raises what the process must end with."""
+        claim, outcome = job.claim, job.outcome
+        run_ms = (time.monotonic() - job.started_s) * 1000
+        state = "draining" if self._stop_requested or job.fatal else "ready"
+        ended = link.finish(claim, outcome, model=self._loaded_engine.identity.name, state=state, run_ms=run_ms)
+        self._pulse.in_hand.pop(claim.token)
         if ended is None:
             log.warning("job lost id=%s attempts=%d: its lease had ended", claim.job_id, claim.attempts)
         else:
@@ -253,29 +309,13 @@ class GpuWorker(SimpleWorker):
                 claim.job_id, ended.status, f" code={code}" if code else "", ended.queue_ms, ended.total_ms,
                 claim.attempts,
             )  # fmt: skip
-        if fatal:
-            raise fatal
+        if job.fatal:
+            raise job.fatal
 
-    def _outcome(self, claim: Claim) -> tuple[Outcome, Exception | None]:
-        """What the engine makes of a job. A broad `except` stands here, at the job's border, and nowhere else."""
-        engine = self._engine
-        assert engine is not None, "a job is taken only when the engine is ready"
-        try:
-            request = parse_request(claim.payload)
-            image, media_type = request.image_bytes, request.image_media_type
-            decision = engine.decide(image, questions_of(request), media_type=media_type)
-            return answered(request, decision, engine.identity.name), None
-        except RequestRefused as error:
-            return contract_refused(error, claim.payload, engine), None
-        except Exception as error:
-            if faults := refusal_faults(error):
-                return refused(faults), None
-            is_fatal = exit_code_of(error) is not None
-            # An unexpected error's message stays out of the log: it may repeat a prompt.
-            told = f": {error}" if is_fatal else ""
-            trace = "".join(traceback.format_tb(error.__traceback__))
-            log.error("job failed id=%s: %s%s\n%s", claim.job_id, type(error).__name__, told, trace)
-            return failed(error), error if is_fatal else None
+    @property
+    def _loaded_engine(self) -> Engine:
+        assert self._engine is not None, "a job is taken only when the engine is ready"
+        return self._engine
 
     def _fail(self, exit_code: int, reason: str) -> None:
         self.exit_code = exit_code

@@ -79,9 +79,17 @@ class NoopEngine:
             return ()
         return (("state.image", "this is no PNG file; send one", "unsupported_format"),)
 
-    def decide(self, image: bytes, questions: Sequence[Question], *, media_type: str | None = None) -> NoopDecision:
+    def prepare(
+        self, image: bytes, questions: Sequence[Question], media_type: str | None = None
+    ) -> tuple[bytes, Sequence[Question]]:
         if faults := self.check_image(image, media_type):
             raise Refusal(faults)
+        return image, questions
+
+    def decide_prepared(self, prepared: tuple[bytes, Sequence[Question]]) -> NoopDecision:
+        return self.decide(*prepared)
+
+    def decide(self, image: bytes, questions: Sequence[Question]) -> NoopDecision:
         self.decided.append(questions[0].goal)
         _obey(questions[0].goal)
         probabilities = tuple(probabilities_of(image, question) for question in questions)

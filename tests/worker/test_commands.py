@@ -42,9 +42,10 @@ def test_status_tells_whether_a_worker_is_ready(place: Place) -> None:
     with place.working() as worker, place.client() as client:
         job_id = client.submit(IMAGE, asking("sleep 2"))
         place.wait_running(job_id)
+        place.wait_running(client.submit(IMAGE, QUESTIONS))  # prepared ahead
         client.submit(IMAGE, QUESTIONS)
         busy = worker_command("status", environment=place.environment)
-        assert busy.returncode == 0 and "1 waiting, 1 running" in busy.stdout
+        assert busy.returncode == 0 and "1 waiting, 2 running" in busy.stdout
         row = next(line for line in busy.stdout.splitlines() if line.startswith(worker.name))
         assert re.split(r"\s{2,}", row)[:4] == [worker.name, "busy", "no device", "noop@0:test"] or "busy" in row
         client.cancel(job_id)

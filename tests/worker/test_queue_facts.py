@@ -32,6 +32,7 @@ def test_the_facts_are_those_of_the_queue(any_place: Place) -> None:
         assert client.decide(IMAGE, QUESTIONS).ok
         running = client.submit(IMAGE, asking("sleep 1"))
         place.wait_running(running)
+        place.wait_running(client.submit(IMAGE, QUESTIONS))  # prepared ahead
         first = client.submit(IMAGE, QUESTIONS)
         client.submit(IMAGE + bytes(100), QUESTIONS)
         earlier_us = int(place.record(first)[b"enqueued_us"]) - 5_000_000
@@ -39,7 +40,7 @@ def test_the_facts_are_those_of_the_queue(any_place: Place) -> None:
         sizes = [int(size) for size in place.redis.hvals(place.keys.waiting)]
         facts = read_facts(place.redis, place.keys)
         client.cancel(running)
-    assert (facts.waiting_jobs, facts.running_jobs, facts.workers) == (2, 1, {"busy": 1})
+    assert (facts.waiting_jobs, facts.running_jobs, facts.workers) == (2, 2, {"busy": 1})
     assert facts.waiting_bytes == sum(sizes) and len(sizes) == 2
     assert facts.oldest_waiting_s is not None and 5.0 <= facts.oldest_waiting_s < 35.0
     assert facts.job_ms is not None and facts.capacity_jobs_per_s == pytest.approx(1000 / facts.job_ms)

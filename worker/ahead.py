@@ -1,0 +1,115 @@
+"""The next job's CPU work beside the running one: a second thread claims that job and prepares it.
+
+It looks only while the device computes, holds one job at most, and takes none that an idle worker could begin at once
+(the server knows). Its connection is its own. A job that it holds is begun by the worker, or goes back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from producer.contract import Request
+from worker.answer import Outcome
+from worker.link import Claim, Link
+
+# It begins to look so long before the device is expected to be free: enough to fetch and prepare a large screenshot.
+# Earlier, a job would only wait here for a device while another worker's became free.
+LEAD_S = 0.25
+# How often it looks.
+POLL_S = 0.003
+
+
+class Ready(NamedTuple):
+    """A job whose CPU work is done. `started_s` is when the worker had nothing else to do, of `time.monotonic`."""
+
+    claim: Claim
+    started_s: float
+    request: Request
+    prepared: object
+
+
+class Ending(NamedTuple):
+    """How a job ends, and what the process must end with, if it must."""
+
+    claim: Claim
+    started_s: float
+    outcome: Outcome
+    fatal: Exception | None = None
+
+
+class Ahead:
+    """At most one job, prepared while another one computes. `ended_jobs` counts those that needed no device.
+
+    Args:
+        link: this thread's own.
+        prepare: a claimed job's CPU work.
+        end: writes the end of a job that needs no device.
+        looks: False never prepares one.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        prepare: Callable[[Claim], Ready | Ending],
+        end: Callable[[Link, Ending], None],
+        *,
+        looks: bool = True,
+    ) -> None:
+        self._link = link
+        self._prepare = prepare
+        self._end = end
+        self._looks = looks
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
+        self._job: Future[Ready | None] | None = None
+        self.ended_jobs = 0
+        self._last_s = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give back the job that is held."""
+        try:
+            if (ready := self.take()) is not None:
+                self._link.give_back(ready.claim)
+        finally:
+            self._thread.shutdown()
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Look for the next job while the block computes. What was found before must have been taken."""
+        is_free = threading.Event()
+        started_s = time.monotonic()
+        if self._looks:
+            self._job = self._thread.submit(self._look, is_free, max(POLL_S, self._last_s - LEAD_S))
+        try:
+            yield
+        finally:
+            is_free.set()
+            self._last_s = time.monotonic() - started_s
+
+    def take(self) -> Ready | None:
+        """The job that was found, if any, when it is prepared."""
+        job, self._job = self._job, None
+        return job.result() if job is not None else None
+
+    def _look(self, is_free: threading.Event, pause_s: float) -> Ready | None:
+        while not is_free.wait(pause_s):
+            pause_s = POLL_S
+            claim = self._link.take_ahead()
+            if claim is None:
+                continue
+            job = self._prepare(claim)
+            if isinstance(job, Ready):
+                return job
+            self._end(self._link, job)
+            self.ended_jobs += 1
+        return None
