@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tempfile
@@ -48,6 +49,12 @@ class Settings:
     """How often a job is started before it ends as `worker_lost`."""
     patience_s: float = 600.0
     """How long the worker waits for a server that is gone before it gives up."""
+    stage_limit_s: float = 60.0
+    """A job's stage that lasts longer is taken for a hang and ends the process; the usual deadline of a job."""
+    start_limit_s: float = 1800.0
+    """A start that lasts longer, up to the first job that could be taken, is taken for a hang too."""
+    restart_pause_s: float = 1.0
+    """A supervisor's first pause before it starts a dead worker again; each next one is twice as long, up to 60."""
 
     image_cache_bytes: int = 4 << 30
     """On a GPU, how much memory the states of past screenshots may take; 0 keeps none."""
@@ -57,9 +64,12 @@ class Settings:
     def __post_init__(self) -> None:
         if self.image_cache_bytes < 0:
             raise SettingsError(f"image_cache_bytes is {self.image_cache_bytes}; 0 (none) or more is allowed")
-        for name in ("result_ttl_s", "lease_s", "beat_s", "max_attempts", "patience_s"):
-            if getattr(self, name) <= 0:
-                raise SettingsError(f"{name} is {getattr(self, name):g}; more than 0 is allowed")
+        for name in (
+            "result_ttl_s", "lease_s", "beat_s", "max_attempts", "patience_s", "stage_limit_s", "start_limit_s",
+            "restart_pause_s",
+        ):  # fmt: skip
+            if not 0 < getattr(self, name) < math.inf:
+                raise SettingsError(f"{name} is {getattr(self, name):g}; a number above 0 is allowed")
         if self.lease_s < 2 * self.beat_s:
             raise SettingsError(f"lease_s is {self.lease_s:g}; at least two beats of {self.beat_s:g} s are needed")
         if not DEVICE_PATTERN.fullmatch(self.device):
@@ -83,6 +93,14 @@ class Settings:
             name: _converted(name, text, kinds[name]) for name, text in given.items() if text is not None
         }
         return cls(**values)
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables from which `from_environment` makes these settings, for a process of the same kind."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            VARIABLE_PREFIX + name.upper(): str(int(value) if isinstance(value, bool) else value)
+            for name, value in values.items()
+        }
 
     @property
     def keys(self) -> Keys:

@@ -49,6 +49,7 @@ from worker.lock import Device, DeviceLock, DeviceTaken
 from worker.progress import Progress
 from worker.rq_classes import MsgpackSerializer, SafeJob, SafeQueue
 from worker.settings import Settings, SettingsError
+from worker.watchdog import limited
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -202,7 +203,8 @@ class GpuWorker(SimpleWorker):
         """All that comes before the first job."""
         self._install_signal_handlers()
         log.info("worker starting name=%s queue=%s", self.name, self.settings.queue)
-        device = self.choose_device()
+        with limited(self.settings.start_limit_s):
+            device = self.choose_device()
         log.info("device %s (%s)%s", device.name, device.description, "" if self.settings.device else ", chosen")
         self._lock = DeviceLock(self.settings.lock_dir, device.key, self.name)
         self._pulse.facts |= {
@@ -212,11 +214,12 @@ class GpuWorker(SimpleWorker):
         }
         link.check_server()
         report = Progress(self._pulse, self.console())
-        self._engine = self.load_engine(device, report)
-        identity = self._engine.identity
-        self._pulse.facts |= identity_facts(identity.name, dict(identity.hashes))
-        self._pulse.state = "warming"
-        self._engine.warm_up(report)
+        with limited(self.settings.start_limit_s):
+            self._engine = self.load_engine(device, report)
+            identity = self._engine.identity
+            self._pulse.facts |= identity_facts(identity.name, dict(identity.hashes))
+            self._pulse.state = "warming"
+            self._engine.warm_up(report)
         self._pulse.facts["progress"] = ""
         self._pulse.state = SERVING
         self._is_ready = True
@@ -235,7 +238,8 @@ class GpuWorker(SimpleWorker):
             elif burst or (max_idle_s is not None and time.monotonic() - idle_since_s >= max_idle_s):
                 break
             elif capture := getattr(self._engine, "capture_pending", None):
-                capture(1)  # graphs for what has been asked since, one at a time, while nobody waits
+                with limited(self.settings.stage_limit_s):
+                    capture(1)  # graphs for what has been asked since, one at a time, while nobody waits
         log.info("worker leaves name=%s jobs=%d", self.name, jobs + ahead.ended_jobs)
         return jobs
 
@@ -280,7 +284,8 @@ class GpuWorker(SimpleWorker):
     def _at_the_border(self, claim: Claim, started_s: float, work: Callable[[], T]) -> T | Ending:
         """Do a job's work, or say how it fails. A broad `except` stands here, at the job's border, and nowhere else."""
         try:
-            return work()
+            with limited(self.settings.stage_limit_s):
+                return work()
         except RequestRefused as error:
             return Ending(claim, started_s, contract_refused(error, claim.payload, self._loaded_engine))
         except Exception as error:

@@ -1,11 +1,13 @@
 """A worker without a model: its engine answers from the image's and the questions' bytes alone.
 
 Run as a module it is `python -m worker` with this engine. What it does with a question is asked for by the question's
-goal: `sleep 0.5`, `raise`, `fatal`, `refuse`, `kill`.
+goal: `sleep 0.5`, `raise`, `fatal`, `refuse`, `kill`, or, with NOOP_HANGS set, `hang sleeping` and `hang holding` (the
+interpreter's lock).
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import signal
@@ -113,6 +115,9 @@ def _obey(goal: str) -> None:
             raise Refusal((("questions.q", "the prompt is too long", "prompt_too_long"),))
         case ["fatal"]:
             raise Fatal(5, "the device is gone")
+        case ["hang", how, *_] if os.environ.get("NOOP_HANGS"):
+            # ctypes.PyDLL keeps the interpreter's lock through the call.
+            ctypes.PyDLL(None).sleep(60) if how == "holding" else time.sleep(60)
         case ["kill"]:
             os.kill(os.getpid(), signal.SIGKILL)
 

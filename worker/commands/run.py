@@ -22,10 +22,10 @@ EPILOG = """examples:
 
 Every option is also an environment variable (CUA_REDIS_URL, CUA_QUEUE, CUA_CHECKPOINT, CUA_DEVICE, CUA_PREFIX,
 CUA_RESULT_TTL_S, CUA_LEASE_S, CUA_BEAT_S, CUA_MAX_ATTEMPTS, CUA_PATIENCE_S, CUA_RUNTIME_DIR, CUA_IMAGE_CACHE_BYTES,
-CUA_EAGER).
+CUA_EAGER, CUA_STAGE_LIMIT_S, CUA_START_LIMIT_S).
 
-exit codes: 0 left as asked, 1 gave up on the server, 2 wrong settings, 3 the checkpoint is not what its pin says,
-4 the warm-up failed, 5 the device failed
+exit codes: 0 left as asked, 1 gave up on the server, or hung (every thread's frames are printed), 2 wrong settings,
+3 the checkpoint is not what its pin says, 4 the warm-up failed, 5 the device failed
 """
 
 
@@ -49,6 +49,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="GPU memory for the states of past screenshots (default 4 GiB, 0 keeps none)",
     )
     parser.add_argument("--name", help="the worker's name (default: the host's and a random part)")
+    parser.add_argument(
+        "--stage-limit-s", type=float, metavar="S", help="a stage of a job that lasts longer is a hang (default 60)"
+    )
+    parser.add_argument(
+        "--start-limit-s", type=float, metavar="S", help="a start that lasts longer is a hang (default 1800)"
+    )
     parser.add_argument("--burst", action="store_true", help="leave when the queue is empty")
     parser.add_argument(
         "--embedded",
