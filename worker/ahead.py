@@ -1,7 +1,8 @@
 """The next job's CPU work beside the running one: a second thread claims that job and prepares it.
 
 It looks only while the device computes, holds one job at most, and takes none that an idle worker could begin at once
-(the server knows). Its connection is its own. A job that it holds is begun by the worker, or goes back.
+(the server knows). Its connection is its own. A job that it holds is begun by the worker, or goes back. While one is
+held, it also writes the end of the job before, so that the device need not wait for the server.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Ahead:
     Args:
         link: this thread's own.
         prepare: a claimed job's CPU work.
-        end: writes the end of a job that needs no device.
+        end: writes the end of a job.
         looks: False never prepares one.
     """
 
@@ -67,6 +68,7 @@ class Ahead:
         self._looks = looks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._job: Future[Ready | None] | None = None
+        self._written: Future[None] | None = None
         self.ended_jobs = 0
         self._last_s = 0.0
 
@@ -76,10 +78,12 @@ class Ahead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give back the job that is held."""
+        """Write what is to be written; give back the job that is held."""
         try:
             if (ready := self.take()) is not None:
                 self._link.give_back(ready.claim)
+            if self._written is not None:
+                self._written.result()
         finally:
             self._thread.shutdown()
 
@@ -89,19 +93,31 @@ class Ahead:
         is_free = threading.Event()
         started_s = time.monotonic()
         if self._looks:
-            self._job = self._thread.submit(self._look, is_free, max(POLL_S, self._last_s - LEAD_S))
+            pause_s = max(POLL_S, self._last_s - LEAD_S)
+            self._job = self._thread.submit(self._look, is_free, pause_s, self._written)
         try:
             yield
         finally:
             is_free.set()
             self._last_s = time.monotonic() - started_s
 
+    def is_holding(self) -> bool:
+        """Whether a prepared job is there, without waiting for it."""
+        job = self._job
+        return job is not None and job.done() and job.exception() is None and job.result() is not None
+
+    def write(self, ending: Ending) -> None:
+        """Write the end of a job in this thread."""
+        self._written = self._thread.submit(self._end, self._link, ending)
+
     def take(self) -> Ready | None:
         """The job that was found, if any, when it is prepared."""
         job, self._job = self._job, None
         return job.result() if job is not None else None
 
-    def _look(self, is_free: threading.Event, pause_s: float) -> Ready | None:
+    def _look(self, is_free: threading.Event, pause_s: float, written: Future[None] | None) -> Ready | None:
+        if written is not None:
+            written.result()  # it ran in this thread: only says if it failed
         while not is_free.wait(pause_s):
             pause_s = POLL_S
             claim = self._link.take_ahead()

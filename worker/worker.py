@@ -257,7 +257,10 @@ class GpuWorker(SimpleWorker):
         if isinstance(job, Ready):
             with ahead.beside():
                 job = self._decide(job)
-        self._end(link, job)
+        if ahead.is_holding() and job.fatal is None:
+            ahead.write(job)  # the device goes on meanwhile
+        else:
+            self._end(link, job)
 
     def _prepare(self, claim: Claim) -> Ready | Ending:
         """A job's CPU work. Runs in the main thread or `ahead`'s, never in both at once."""
