@@ -1,6 +1,7 @@
 """The producer: makes jobs that keep the contract, puts them on the queue and reads their answers. It loads no torch.
 
-Read `contract.py` first: it says what a job is. `client.py` and `aio.py` are what a program uses, `cli.py` a shell.
+Read `contract.py` first: it says what a job is. `client.py` and `aio.py` are what a program uses, `cli.py` a shell;
+`testing.py` has clients without a server, `adapters` what other agent projects plug in.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from producer.errors import (
     ServerUnavailable,
     UnknownJob,
 )
+from producer.protocol import Job
 from producer.result import Answer, Result, Status, Timings, Usage
+from producer.screenshot import Fitted, fit_screenshot, original_point
 
 __all__ = [
     "Answer",
@@ -30,6 +33,8 @@ __all__ = [
     "DuplicateId",
     "ErrorBody",
     "Fault",
+    "Fitted",
+    "Job",
     "MalformedResult",
     "ProducerError",
     "QueueFull",
@@ -41,4 +46,6 @@ __all__ = [
     "Timings",
     "UnknownJob",
     "Usage",
+    "fit_screenshot",
+    "original_point",
 ]

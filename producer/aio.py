@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,16 +20,18 @@ from producer.protocol import (
     DEFAULT_RESULT_TIMEOUT_S,
     SOCKET_TIMEOUT_S,
     Batch,
-    ImageInput,
+    Job,
     Pause,
     Protocol,
     Questions,
     Steps,
     T,
     outside_error,
+    packed_jobs,
     payload_of,
 )
 from producer.result import Result
+from producer.screenshot import ImageInput
 from producer.scripts import Policy
 
 
@@ -67,9 +70,17 @@ class AsyncClient:
         job = await self._run(self._protocol.submit(payload_of(image, questions), job_id, deadline_s))
         return job.job_id
 
+    async def submit_many(self, jobs: Iterable[Job]) -> list[str]:
+        """As `Client.submit_many`."""
+        return await self._run(self._protocol.submit_many(packed_jobs(jobs)))
+
     async def result(self, job_id: str, timeout_s: float = DEFAULT_RESULT_TIMEOUT_S) -> Result:
         """As `Client.result`."""
         return await self._run(self._protocol.result(job_id, timeout_s))
+
+    async def results(self, job_ids: Sequence[str], timeout_s: float = DEFAULT_RESULT_TIMEOUT_S) -> list[Result]:
+        """As `Client.results`."""
+        return await self._run(self._protocol.results(job_ids, timeout_s))
 
     async def decide(
         self,

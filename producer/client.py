@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,16 +20,18 @@ from producer.protocol import (
     DEFAULT_RESULT_TIMEOUT_S,
     SOCKET_TIMEOUT_S,
     Batch,
-    ImageInput,
+    Job,
     Pause,
     Protocol,
     Questions,
     Steps,
     T,
     outside_error,
+    packed_jobs,
     payload_of,
 )
 from producer.result import Result
+from producer.screenshot import ImageInput
 from producer.scripts import Policy
 
 # Arguments over this are sent as they are, not joined with their neighbours.
@@ -85,7 +88,8 @@ class Client:
         """Put a job on the queue and return its id. The same id with the same image and questions is the same job.
 
         Args:
-            image: a PNG or JPEG file's bytes, a path to one, a data URL, or a PIL image.
+            image: a PNG or JPEG file's bytes, a path to one, a data URL, or a PIL image (sent as PNG); at most
+                1,048,576 pixels: `fit_screenshot` shrinks a larger one.
             questions: by name, maps with `instructions` and `criteria` (contract, section 1); `type` may be left out.
             job_id: 1-64 letters, digits, `_` or `-`; None for a fresh one.
             deadline_s: a job not taken within this many seconds ends as `expired`.
@@ -97,6 +101,17 @@ class Client:
         """
         return self._run(self._protocol.submit(payload_of(image, questions), job_id, deadline_s)).job_id
 
+    def submit_many(self, jobs: Iterable[Job]) -> list[str]:
+        """Put several jobs on the queue, all or none, and return their ids in the order given.
+
+        All are checked before any is sent; when the queue refuses one, those queued before it are taken back.
+
+        Raises:
+            RequestRefused: some break the contract; the faults of the third stand under `jobs.2`.
+            DuplicateId, QueueFull: as `submit`.
+        """
+        return self._run(self._protocol.submit_many(packed_jobs(jobs)))
+
     def result(self, job_id: str, timeout_s: float = DEFAULT_RESULT_TIMEOUT_S) -> Result:
         """Wait for a job's end. The wait blocks on the server.
 
@@ -106,6 +121,13 @@ class Client:
             MalformedResult: what stands under the id is not a result.
         """
         return self._run(self._protocol.result(job_id, timeout_s))
+
+    def results(self, job_ids: Sequence[str], timeout_s: float = DEFAULT_RESULT_TIMEOUT_S) -> list[Result]:
+        """Wait for the ends of several jobs, `timeout_s` seconds for all together; the results in the order given.
+
+        Raises: as `result`, for the first id in order that has no result; ask again, nothing is lost.
+        """
+        return self._run(self._protocol.results(job_ids, timeout_s))
 
     def decide(
         self,
@@ -118,7 +140,8 @@ class Client:
     ) -> Result:
         """Submit and wait: the arguments and errors of both. Giving up takes the job back.
 
-        `timeout_s` is `deadline_s` and half a minute when left out.
+        `timeout_s` covers it all, from connecting to the result (`deadline_s` and half a minute when left out). Only a
+        server that has stopped answering can hold it longer: for the 5 s of a connection or the 15 s of a reply.
         """
         return self._run(self._protocol.decide(payload_of(image, questions), job_id, deadline_s, timeout_s))
 

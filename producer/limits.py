@@ -1,4 +1,4 @@
-"""Every limit of the contract (section 1), once. The image's sides and the prompt's tokens are the engine's."""
+"""Every limit of the contract (sections 1 and 2), once for the producer. The prompt's tokens are the engine's."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ MAX_OPTIONS = 26
 MAX_NAME_CHARACTERS = 256
 # Of a question's goal and escaped labels together.
 MAX_QUESTION_CHARACTERS = 16_384
+
+# Of the picture: a producer that can read its size refuses what the engine would.
+MAX_SIDE_PIXELS = 2048
+MAX_IMAGE_PIXELS = 1_048_576
+MAX_ASPECT_RATIO = 200

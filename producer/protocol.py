@@ -7,17 +7,14 @@ may be repeated after a lost connection: a submission is recognised by its id an
 from __future__ import annotations
 
 import hashlib
-import io
+import math
 import time
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import redis.exceptions as redis_errors
-from PIL import Image
 from redis.backoff import ExponentialWithJitterBackoff
 
 from producer.contract import QUESTION_TYPE, build_payload
@@ -35,6 +32,7 @@ from producer.errors import (
 )
 from producer.keys import JOB_ID_PATTERN, Keys
 from producer.result import Result
+from producer.screenshot import ImageInput, file_faults, file_of
 from producer.scripts import CANCEL, SETTLE, SUBMIT, Command, Policy, Script, call
 
 DEFAULT_DEADLINE_S = 60.0
@@ -50,12 +48,8 @@ CONNECT_TIMEOUT_S = 5.0
 SETTLE_MARGIN_S = 0.02
 # A staged payload lives only inside its transaction; this is for a server that dies in it.
 STAGED_TTL_MS = 60_000
-# PNG encoding of an image given as pixels: level 1 is several times quicker than 6 for a few percent of size.
-PNG_COMPRESS_LEVEL = 1
-_PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _TRANSIENT = (redis_errors.ConnectionError, redis_errors.TimeoutError, redis_errors.ReadOnlyError)
 
-ImageInput: TypeAlias = bytes | bytearray | memoryview | str | PathLike[str] | Image.Image
 Questions: TypeAlias = Mapping[str, Mapping[str, object]]
 T = TypeVar("T")
 
@@ -71,6 +65,23 @@ class Pause(NamedTuple):
     """Wait; an empty list is sent back."""
 
     seconds: float
+
+
+class Job(NamedTuple):
+    """One job of `submit_many`; the fields are the arguments of `Client.submit`."""
+
+    image: ImageInput
+    questions: Questions
+    job_id: str | None = None
+    deadline_s: float = DEFAULT_DEADLINE_S
+
+
+class Packed(NamedTuple):
+    """A checked job, ready to be sent."""
+
+    payload: bytes
+    job_id: str
+    deadline_s: float
 
 
 Steps: TypeAlias = Generator[Batch | Pause, list[Any], T]
@@ -98,19 +109,23 @@ class Protocol:
     reconnect_s: float = 5.0
 
     def submit(
-        self, payload: bytes, job_id: str | None, deadline_s: float, nonce: str | None = None
+        self,
+        payload: bytes,
+        job_id: str | None,
+        deadline_s: float,
+        nonce: str | None = None,
+        give_up_at: float = math.inf,
     ) -> Steps[Submitted]:
         """Put a payload on the queue, once however often it is repeated. The nonce names this very submission.
 
         Raises:
             DuplicateId, QueueFull, RequestRefused (a malformed id).
         """
-        if not 0 < deadline_s <= MAX_DEADLINE_S:
-            raise ValueError(f"deadline_s is {deadline_s:g}: more than 0 and at most {MAX_DEADLINE_S:g} s are allowed")
+        checked_deadline(deadline_s)
         job_id = fresh_id() if job_id is None else checked_id(job_id)
         batch = self._submission(payload, job_id, deadline_s, nonce or fresh_id())
         try:
-            reply = (yield from _ask(batch, time.monotonic() + self.reconnect_s))[-1]
+            reply = (yield from _ask(batch, min(give_up_at, time.monotonic() + self.reconnect_s)))[-1]
         except redis_errors.OutOfMemoryError:
             raise QueueFull("the server's memory is full", retry_after_s=1.0) from None
         match reply[0]:
@@ -121,21 +136,47 @@ class Protocol:
         detail = f"{reply[2]} jobs with {reply[3]:,} bytes wait on queue {self.keys.queue_name}"
         raise QueueFull(detail, retry_after_s=reply[1] / 1000)
 
+    def submit_many(self, jobs: Sequence[Packed]) -> Steps[list[str]]:
+        """Put all of them on the queue, or none: what was queued before one is refused is taken back.
+
+        Raises:
+            DuplicateId, QueueFull.
+        """
+        nonce = fresh_id()
+        try:
+            for job in jobs:
+                yield from self.submit(job.payload, job.job_id, job.deadline_s, nonce)
+        except (GeneratorExit, redis_errors.RedisError):
+            raise  # nobody to tell
+        except BaseException:
+            yield Batch(tuple(self._script(CANCEL, job.job_id, nonce) for job in jobs))
+            raise
+        return [job.job_id for job in jobs]
+
     def result(self, job_id: str, timeout_s: float) -> Steps[Result]:
         """Wait for a job's end.
 
         Raises:
             UnknownJob (at once), ResultTimeout, RequestRefused (a malformed id).
         """
-        return self._wait(checked_id(job_id), timeout_s, block_s=0.0)
+        return self._wait(checked_id(job_id), timeout_s, time.monotonic() + timeout_s)
+
+    def results(self, job_ids: Sequence[str], timeout_s: float) -> Steps[list[Result]]:
+        """Wait for the end of all of them, one timeout over all; in the order given. Raises as `result`."""
+        give_up_at = time.monotonic() + timeout_s
+        found: list[Result] = []
+        for job_id in [checked_id(job_id) for job_id in job_ids]:
+            found += [(yield from self._wait(job_id, timeout_s, give_up_at))]
+        return found
 
     def decide(self, payload: bytes, job_id: str | None, deadline_s: float, timeout_s: float | None) -> Steps[Result]:
-        """Submit and wait. Giving up takes the job back, unless somebody else had submitted it before."""
+        """Submit and wait, one timeout over both. Giving up takes the job back, unless it was somebody else's."""
         job_id, nonce = fresh_id() if job_id is None else checked_id(job_id), fresh_id()
         timeout_s = deadline_s + DECIDE_GRACE_S if timeout_s is None else timeout_s
+        give_up_at = time.monotonic() + timeout_s
         try:
-            job = yield from self.submit(payload, job_id, deadline_s, nonce)
-            return (yield from self._wait(job_id, timeout_s, block_s=job.deadline_in_s + SETTLE_MARGIN_S))
+            job = yield from self.submit(payload, job_id, deadline_s, nonce, give_up_at)
+            return (yield from self._wait(job_id, timeout_s, give_up_at, job.deadline_in_s + SETTLE_MARGIN_S))
         except (GeneratorExit, redis_errors.RedisError, DuplicateId, QueueFull, ValueError):
             raise  # nothing to take back, or nobody to tell
         except BaseException:
@@ -155,8 +196,7 @@ class Protocol:
             raise UnknownJob(job_id)
         return bool(state != b"ended")
 
-    def _wait(self, job_id: str, timeout_s: float, block_s: float) -> Steps[Result]:
-        give_up_at = time.monotonic() + timeout_s
+    def _wait(self, job_id: str, timeout_s: float, give_up_at: float, block_s: float = 0.0) -> Steps[Result]:
         seen = b"0-0"
         while True:
             if block_s > 0:
@@ -221,6 +261,36 @@ def checked_id(job_id: str) -> str:
     return job_id
 
 
+def checked_deadline(deadline_s: float) -> float:
+    """The deadline, if it is one.
+
+    Raises:
+        ValueError: it is not more than 0 and at most a day.
+    """
+    if not 0 < deadline_s <= MAX_DEADLINE_S:
+        raise ValueError(f"deadline_s is {deadline_s:g}: more than 0 and at most {MAX_DEADLINE_S:g} s are allowed")
+    return deadline_s
+
+
+def packed_jobs(jobs: Iterable[Job]) -> list[Packed]:
+    """Jobs ready to be sent, all of them checked.
+
+    Raises:
+        RequestRefused: some break the contract; all faults are named, those of the third job under `jobs.2`.
+        ValueError, OSError: as for one job.
+    """
+    packed, faults = [], []
+    for index, job in enumerate(jobs):
+        try:
+            job_id = fresh_id() if job.job_id is None else checked_id(job.job_id)
+            packed.append(Packed(payload_of(job.image, job.questions), job_id, checked_deadline(job.deadline_s)))
+        except RequestRefused as refusal:
+            faults += [fault._replace(loc=f"jobs.{index}.{fault.loc}") for fault in refusal.errors]
+    if faults:
+        raise RequestRefused(faults)
+    return packed
+
+
 def payload_of(image: ImageInput, questions: Questions) -> bytes:
     """A job's payload from what a caller has.
 
@@ -229,11 +299,18 @@ def payload_of(image: ImageInput, questions: Questions) -> bytes:
         questions: by name, maps with `instructions` and `criteria`; `type` may be left out.
 
     Raises:
-        RequestRefused: the request breaks the contract; all its faults are named.
+        RequestRefused: the request breaks the contract, or the picture is too large; all faults are named.
         OSError: the file cannot be read.
     """
-    is_map = isinstance(questions, Mapping)
-    return build_payload(_image_file(image), _with_types(questions) if is_map else questions)
+    file = file_of(image)
+    faults = file_faults(file)
+    try:
+        payload = build_payload(file, _with_types(questions) if isinstance(questions, Mapping) else questions)
+    except RequestRefused as refusal:
+        raise RequestRefused((*faults, *refusal.errors)) if faults else refusal from None
+    if faults:
+        raise RequestRefused(faults)
+    return payload
 
 
 def outside_error(error: redis_errors.RedisError, where: str) -> ProducerError:
@@ -279,22 +356,3 @@ def _with_types(questions: Mapping[str, object]) -> Mapping[str, object]:
         name: {"type": QUESTION_TYPE, **question} if isinstance(question, Mapping) else question
         for name, question in questions.items()
     }
-
-
-def _image_file(image: ImageInput) -> bytes | str:
-    if isinstance(image, bytes):
-        return image
-    if isinstance(image, bytearray | memoryview):
-        return bytes(image)
-    if isinstance(image, Image.Image):
-        return _png(image)
-    if isinstance(image, str) and image.startswith("data:"):
-        return image
-    return Path(image).read_bytes()
-
-
-def _png(image: Image.Image) -> bytes:
-    drawable = image if image.mode in _PNG_MODES else image.convert("RGB")
-    buffer = io.BytesIO()
-    drawable.save(buffer, format="PNG", compress_level=PNG_COMPRESS_LEVEL)
-    return buffer.getvalue()
