@@ -117,7 +117,7 @@ def write_checkpoint(
     with staged_folder(out) as stage:
         (stage / "base").mkdir()
         (stage / "adapter" / ADAPTER_FOLDER).mkdir(parents=True)
-        for path, text in _small_files(raw_config, planned, tokenizer, f"{name}-base").items():
+        for path, text in small_files(raw_config, planned, tokenizer, f"{name}-base").items():
             (stage / path).write_bytes(text)
         _write_tensors(stage, planned, seed, report)
         pin = make_pin(stage, name, f"seed-{seed}", PROVENANCE, report)
@@ -171,9 +171,10 @@ def _split(specs: Iterable[TensorSpec]) -> tuple[list[TensorSpec], list[TensorSp
     return ordered[:count], ordered[count:]
 
 
-def _small_files(
+def small_files(
     raw_config: Mapping[str, object], planned: TensorFiles, tokenizer: Mapping[str, bytes], base_name: str
 ) -> dict[str, bytes]:
+    """All of a checkpoint's files that hold no tensors, but the pin: their contents by path below its folder."""
     adapter_config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

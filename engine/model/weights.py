@@ -46,14 +46,6 @@ class Model(NamedTuple):
     language: LanguageModel
 
 
-class _Sources(NamedTuple):
-    """The three shelves that the builders take from."""
-
-    base: Take
-    adapter: Take
-    export: Take
-
-
 def load_model(
     base: Path,
     adapter: Path,
@@ -99,7 +91,7 @@ def load_model(
         Shelf(in_adapter, device, torch.float32, progress.add) as from_adapter,
         Shelf(in_export, device, dtype, progress.add) as from_export,
     ):
-        return _build(config, lora, _Sources(from_base, from_adapter, from_export), device)
+        return build_model(config, lora, from_base, from_adapter, from_export, device)
 
 
 class _Needs(NamedTuple):
@@ -113,7 +105,7 @@ class _Needs(NamedTuple):
 def _needs(config: ModelConfig, lora: AdapterConfig) -> _Needs:
     """By building the model once without data."""
     base, adapter, export = Plan(), Plan(), Plan()
-    _build(config, lora, _Sources(base, adapter, export), torch.device("meta"))
+    build_model(config, lora, base, adapter, export, torch.device("meta"))
     return _Needs(base.needed, adapter.needed, export.needed)
 
 
@@ -128,12 +120,26 @@ class _Progress:
         self._report("load", self._done_bytes, self._total_bytes)
 
 
-def _build(config: ModelConfig, lora: AdapterConfig, sources: _Sources, device: torch.device) -> Model:
-    return Model(config, _vision(config.vision, lora, sources, device), _language(config.text, sources.export, device))
+def build_model(
+    config: ModelConfig, lora: AdapterConfig, base: Take, adapter: Take, export: Take, device: torch.device
+) -> Model:
+    """The model over tensors that are taken by their published names, each once.
+
+    Args:
+        config, lora: the sizes.
+        base: gives the vision's tensors, model dtype.
+        adapter: gives the vision's LoRA pairs, float32.
+        export: gives the language model's tensors, merged, model dtype.
+        device: where the tensors are.
+    """
+    vision = _vision(config.vision, lora, base, adapter, device)
+    return Model(config, vision, _language(config.text, export, device))
 
 
-def _vision(config: VisionConfig, lora: AdapterConfig, sources: _Sources, device: torch.device) -> VisionEncoder:
-    take, size, mlp = sources.base, config.hidden_size, config.intermediate_size
+def _vision(
+    config: VisionConfig, lora: AdapterConfig, take: Take, take_pair: Take, device: torch.device
+) -> VisionEncoder:
+    size, mlp = config.hidden_size, config.intermediate_size
 
     def affine(name: str, outputs: int, *inputs: int) -> Affine:
         weight = take(f"{VISION}{name}.weight", outputs, *inputs)
@@ -141,8 +147,8 @@ def _vision(config: VisionConfig, lora: AdapterConfig, sources: _Sources, device
 
     def adapted(name: str, outputs: int, inputs: int) -> AdaptedAffine:
         pair = f"{ADAPTER}visual.{name}"
-        down = sources.adapter(f"{pair}.lora_A.weight", lora.rank, inputs)
-        up = sources.adapter(f"{pair}.lora_B.weight", outputs, lora.rank)
+        down = take_pair(f"{pair}.lora_A.weight", lora.rank, inputs)
+        up = take_pair(f"{pair}.lora_B.weight", outputs, lora.rank)
         return AdaptedAffine(*affine(name, outputs, inputs), LowRank(down, up, lora.scale))
 
     def block(name: str) -> VisionBlock:
