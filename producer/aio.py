@@ -33,6 +33,7 @@ from producer.protocol import (
 from producer.result import Result
 from producer.screenshot import ImageInput
 from producer.scripts import Policy
+from producer.server_url import checked_url
 
 
 class AsyncClient:
@@ -52,7 +53,7 @@ class AsyncClient:
         keys, policy = Keys(prefix, queue), Policy(result_ttl_s)
         self._protocol = Protocol(keys, policy, max_waiting_jobs, max_waiting_bytes, reconnect_s)
         self._redis = redis.Redis.from_url(
-            url,
+            checked_url(url),
             socket_timeout=SOCKET_TIMEOUT_S,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),

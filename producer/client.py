@@ -33,6 +33,7 @@ from producer.protocol import (
 from producer.result import Result
 from producer.screenshot import ImageInput
 from producer.scripts import Policy
+from producer.server_url import checked_url
 
 # Arguments over this are sent as they are, not joined with their neighbours.
 PACK_CUTOFF_BYTES = 16_384
@@ -70,7 +71,7 @@ class Client:
         # hiredis would copy a payload into a buffer that grows piece by piece, 2 to 6 ms for 1 MiB; this packer sends
         # the payload as it lies.
         self._redis = redis.Redis.from_url(
-            url,
+            checked_url(url),
             socket_timeout=SOCKET_TIMEOUT_S,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),

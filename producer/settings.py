@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from producer.keys import DEFAULT_PREFIX, DEFAULT_QUEUE
@@ -22,7 +22,7 @@ class Settings:
         prefix: what the project's own keys begin with (`CUA_PREFIX`).
     """
 
-    redis_url: str = DEFAULT_REDIS_URL
+    redis_url: str = field(default=DEFAULT_REDIS_URL, repr=False)
     queue: str = DEFAULT_QUEUE
     prefix: str = DEFAULT_PREFIX
 

@@ -219,6 +219,8 @@ class OwnServer:
     def answers(self) -> bool:
         try:
             return bool(redis.Redis.from_url(self.url, retry=None).ping())
+        except redis.AuthenticationError:
+            return True
         except redis.RedisError:
             return False
 

@@ -7,12 +7,13 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from producer.keys import DEFAULT_PREFIX, DEFAULT_QUEUE, Keys
 from producer.scripts import Policy
+from producer.server_url import checked_url
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 VARIABLE_PREFIX = "CUA_"
@@ -27,8 +28,8 @@ class SettingsError(ValueError):
 class Settings:
     """How a worker runs. Each field is also an environment variable: `CUA_` and its name in capitals."""
 
-    redis_url: str = DEFAULT_REDIS_URL
-    """Where the queue is: `redis://`, `rediss://` or `unix://`."""
+    redis_url: str = field(default=DEFAULT_REDIS_URL, repr=False)
+    """Where the queue is: `redis://`, `rediss://` or `unix://`. It may hold a password, so it is never printed."""
     queue: str = DEFAULT_QUEUE
     """The queue's name."""
     prefix: str = DEFAULT_PREFIX
@@ -76,6 +77,7 @@ class Settings:
             raise SettingsError(f"device is {self.device!r}; cpu, cuda or cuda:<index> is allowed")
         try:
             Keys(self.prefix, self.queue)
+            checked_url(self.redis_url)
         except ValueError as error:
             raise SettingsError(str(error)) from None
 
@@ -116,6 +118,16 @@ class Settings:
     def worker_ttl_s(self) -> int:
         """A worker not heard of for this long is gone."""
         return max(1, round(self.lease_s))
+
+    @property
+    def stall_limit_s(self) -> float:
+        """A worker whose beat stops for this long hangs; its jobs are another one's after half of it."""
+        return 2 * self.lease_s
+
+    @property
+    def stop_limit_s(self) -> float:
+        """A worker that was asked to leave has done so by now, the job in hand ended, or hangs."""
+        return self.stage_limit_s + 10.0
 
     @property
     def lock_dir(self) -> Path:
