@@ -123,7 +123,10 @@ def initial_tensors(config: ModelConfig, seed: int) -> Tensors:
 
 
 def build(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Model:
-    """The engine's model over these tensors; differentiable, the language's LoRA pairs merged on the way."""
+    """The engine's model over these tensors; differentiable, the language's LoRA pairs merged on the way.
+
+    Its rotary frequencies are on the CPU.
+    """
     merged = dict(tensors)
     for module in lora_modules(config):
         if not module.is_vision:
@@ -133,8 +136,7 @@ def build(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Model:
         assert merged[name].shape == shape, (name, merged[name].shape, shape)
         return merged[name]
 
-    device = next(iter(tensors.values())).device
-    return build_model(config, AdapterConfig(LORA_RANK, SCALE), take, take, take, device)
+    return build_model(config, AdapterConfig(LORA_RANK, SCALE), take, take, take, torch.device("cpu"))
 
 
 def _pair(module: LoraModule, tensors: Mapping[str, Tensor]) -> Tensor:

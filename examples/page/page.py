@@ -8,6 +8,8 @@ kept for the test (`held_out`) never occur in training.
 from __future__ import annotations
 
 import html
+import itertools
+import json
 import random
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -153,6 +155,30 @@ def markup(look: Look, *, at: tuple[int, int] = (0, 0)) -> str:
     )
 
 
+def live(look: Look) -> str:
+    """The page as a whole HTML document that answers clicks; its state stands in `document.body.dataset`.
+
+    A click on the switch turns it over and leaves that unsaved; a click on the save button saves.
+    """
+    states = itertools.product((False, True), repeat=2)
+    boxes = {f"{on} {saved}".lower(): markup(replace(look, enabled=on, saved=saved)) for on, saved in states}
+    boxes_json = json.dumps(boxes).replace("</", "<\\/")
+    enabled, saved = str(look.enabled).lower(), str(look.saved).lower()
+    return f"""<!doctype html><html lang="en"><title>Settings</title>
+<body style="margin:0" data-enabled="{enabled}" data-saved="{saved}"><main></main><script>
+const boxes = {boxes_json};
+const state = document.body.dataset;
+const show = () => {{ document.querySelector("main").innerHTML = boxes[state.enabled + " " + state.saved]; }};
+document.addEventListener("click", event => {{
+  const clicked = event.target.closest("button")?.id;
+  if (clicked === "switch") {{ state.enabled = String(state.enabled !== "true"); state.saved = "false"; }}
+  if (clicked === "save") state.saved = "true";
+  show();
+}});
+show();
+</script></body></html>"""
+
+
 class Asked(NamedTuple):
     """A question: its goal, its options' labels by key, in order, and the right key."""
 
@@ -189,10 +215,3 @@ def _shuffled(options: dict[str, str], rng: random.Random) -> dict[str, str]:
     keys = list(options)
     rng.shuffle(keys)
     return {key: options[key] for key in keys}
-
-
-def after(look: Look, clicked: str) -> Look:
-    """The page after a click on `switch`, `save` or `other`: changing the switch leaves it unsaved."""
-    if clicked == "switch":
-        return replace(look, enabled=not look.enabled, saved=False)
-    return replace(look, saved=True) if clicked == "save" else look

@@ -9,6 +9,7 @@ helps the vision encoder to begin; it is thrown away.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -16,7 +17,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,15 +29,17 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from engine.config import ModelConfig
-from engine.model import Model, Segments
+from engine.config import VISION_ROPE_THETA, ModelConfig
+from engine.model import Segments
 from engine.prompt import LETTERS, PromptEncoder, Question, positions
 from examples.page.model import build, initial_tensors, raw_config, tokenizer
 from examples.page.page import HEIGHT_PIXELS, WIDTH_PIXELS, Look, questions
 from examples.page.render import COLUMNS, LOOKS, ROWS, SHEET
 from kernels.patches import pack_patches
+from kernels.rotary import inverse_frequencies
 
 Tensor = torch.Tensor
+Tensors = dict[str, Tensor]
 
 GRID = (1, HEIGHT_PIXELS // 16, WIDTH_PIXELS // 16)
 QUESTIONS = ("state", "next")
@@ -49,6 +53,8 @@ PROBE_WEIGHT = 0.5
 MAX_SHIFT_PIXELS = 8
 SAVE_EVERY_S = 15.0
 REPORT_STEPS = 50
+# Before a step is captured.
+EAGER_STEPS = 5
 
 
 class Pages(NamedTuple):
@@ -111,43 +117,44 @@ def ask(looks: Sequence[Look], encoder: PromptEncoder, device: torch.device, see
     return Asked(*(part.to(device) for part in flat))
 
 
-class Batched(NamedTuple):
-    """What stays the same from page to page: a question's tokens follow the image's in one sequence."""
+class Batched:
+    """The model over batches of pages, and all that stays the same from page to page."""
 
-    encoder: PromptEncoder
-    positions: Tensor
-    segments: Segments
-    first: int
-
-    @classmethod
-    def of(cls, encoder: PromptEncoder, tail_tokens: int, device: torch.device) -> Batched:
-        """For questions padded to a length."""
+    def __init__(self, config: ModelConfig, encoder: PromptEncoder, tail_tokens: int, device: torch.device) -> None:
+        self._config = config
+        self.width = config.text.hidden_size
         head, rows, columns = len(encoder.head_ids), GRID[1] // 2, GRID[2] // 2
-        first = head + rows * columns
-        axes = positions(head, (rows, columns), tail_tokens).to(device)
-        return cls(encoder, axes, Segments(first + tail_tokens, ()), first)
+        prefix = head + rows * columns
+        axes = positions(head, (rows, columns), tail_tokens)
+        self.segments = Segments(prefix, (tail_tokens,) * len(QUESTIONS))
+        self._positions = torch.cat([axes[:, :prefix], *[axes[:, prefix:]] * len(QUESTIONS)], 1).to(device)
+        self._starts = torch.tensor(self.segments.offsets[:-1], device=device)
+        self._head = torch.tensor(encoder.head_ids, device=device)
+        self._letters = torch.tensor(encoder.letter_ids[:MAX_OPTIONS], device=device)
+        vision, text = config.vision, config.text
+        self._frequencies = (
+            inverse_frequencies(vision.head_dim // 2, VISION_ROPE_THETA).to(device),
+            inverse_frequencies(text.rotary_dims, text.rope_theta).to(device),
+        )
 
-    def logits(self, model: Model, pixels: Tensor, tails: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    def logits(self, tensors: Tensors, pixels: Tensor, tails: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         """Letters' logits `[B, 2, MAX_OPTIONS]` and the images' mean rows `[B, D]`."""
-        language, device = model.language, pixels.device
-        letters = language.letter_rows(self.encoder.letter_ids[:MAX_OPTIONS])
-        head = language.embed(torch.tensor(self.encoder.head_ids, device=device))
-        tables = model.vision.grid_tables(GRID)
+        model = build(self._config, tensors)
+        vision = replace(model.vision, frequencies=self._frequencies[0])
+        language = replace(model.language, frequencies=self._frequencies[1])
+        letters = language.embedding[self._letters]
+        head = language.embed(self._head)
+        tables = vision.grid_tables(GRID)
 
-        def see(pixels: Tensor) -> Tensor:
-            return model.vision(pack_patches(pixels), GRID, tables)
-
-        def answer(features: Tensor, tail: Tensor, row: Tensor) -> Tensor:
-            hidden = torch.cat([head, features, language.embed(tail)])
-            *_, end = language.run(hidden, self.positions, self.segments)
-            return (end.normed[row] @ letters.T)[0]
+        def one(pixels: Tensor, tails: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+            features = vision(pack_patches(pixels), GRID, tables)
+            hidden = torch.cat([head, features, language.embed(tails.flatten())])
+            *_, end = language.run(hidden, self._positions, self.segments)
+            return end.normed[self._starts + last] @ letters.T, features.mean(0)
 
         with torch_path(), sdpa_kernel(SDPBackend.MATH):
-            features = torch.func.vmap(see)(pixels)
-            rows = (last.flatten() + self.first)[:, None]
-            seen = features.repeat_interleave(tails.shape[1], 0)
-            logits: Tensor = torch.func.vmap(answer)(seen, tails.flatten(0, 1), rows)
-        return logits.view(*last.shape, -1), features.mean(1)
+            found: tuple[Tensor, Tensor] = torch.func.vmap(one)(pixels, tails, last)
+        return found
 
 
 @contextmanager
@@ -160,95 +167,126 @@ def torch_path() -> Iterator[None]:
         del torch.Tensor.is_cuda
 
 
+class Step:
+    """One step of training over fixed buffers. On a GPU it can be captured: it is thousands of small launches."""
+
+    def __init__(self, batched: Batched, tensors: Tensors, pages: Pages, asked: Asked, batch: int) -> None:
+        device = pages.pixels.device
+        self._batched, self._tensors = batched, tensors
+        self._probe = torch.nn.Linear(batched.width, 2, device=device)
+        self._all = [*tensors.values(), *self._probe.parameters()]
+        wide = [tensor for tensor in tensors.values() if tensor.dim() > 1]
+        thin = [tensor for tensor in self._all if not any(tensor is other for other in wide)]
+        self.rate = torch.zeros((), device=device)
+        self._optimizer = torch.optim.AdamW(
+            [{"params": wide, "weight_decay": WEIGHT_DECAY}, {"params": thin, "weight_decay": 0.0}],
+            lr=self.rate if device.type == "cuda" else 0.0,
+            betas=(0.9, 0.98),
+            capturable=device.type == "cuda",
+        )
+        self._inputs = [x[:batch].clone() for x in (pages.pixels, pages.states, *(x[:, 0] for x in asked))]
+        self.sums = torch.zeros(5, device=device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *inputs: Tensor) -> None:
+        """Learn from a batch: pixels, states, and what is asked."""
+        for ours, theirs in zip(self._inputs, inputs, strict=True):
+            ours.copy_(theirs)
+        if self._graph is None:
+            self._run()
+        else:
+            self._graph.replay()
+
+    def capture(self) -> str:
+        """Capture the step, which must have run a few times on this stream; "" or why it could not be captured."""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                self._run()
+        except RuntimeError as error:
+            return str(error)
+        self._graph = graph
+        return ""
+
+    def _run(self) -> None:
+        pixels, states, *asked = self._inputs
+        if self._graph is None and pixels.device.type != "cuda":
+            for group in self._optimizer.param_groups:
+                group["lr"] = float(self.rate)
+        loss, hits, probe_hits = losses(self._batched, self._tensors, self._probe, pixels, states, Asked(*asked))
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._all, CLIP)
+        self._optimizer.step()
+        self.sums += torch.stack([loss.detach(), *hits.float().mean(0), *probe_hits.float().mean(0)])
+
+
 def train(options: argparse.Namespace) -> None:
     """Train until the time is over; the newest weights are written every half minute."""
     started_s = time.monotonic()
     device = torch.device(options.device)
     torch.manual_seed(options.seed)
-    random.seed(options.seed)
+    shifts = random.Random(options.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     vocabulary = tokenizer()
     encoder, config = PromptEncoder(vocabulary), ModelConfig.from_dict(raw_config(vocabulary))
     pages = load_pages(options.sheets, device, options.pages)
     held = max(1, len(pages.looks) // 20)
     asked = ask(pages.looks, encoder, device, options.seed)
-    batched = Batched.of(encoder, asked.tails.shape[-1], device)
-    tensors = load_file(options.resume) if options.resume else initial_tensors(config, options.seed)
-    tensors = {name: tensor.to(device).requires_grad_() for name, tensor in tensors.items()}
-    probe = torch.nn.Linear(config.text.hidden_size, 2, device=device)
-    wide = [tensor for tensor in tensors.values() if tensor.dim() > 1]
-    thin = [tensor for tensor in tensors.values() if tensor.dim() == 1]
-    groups = [
-        {"params": wide, "weight_decay": WEIGHT_DECAY},
-        {"params": [*thin, *probe.parameters()], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.98))
+    batched = Batched(config, encoder, asked.tails.shape[-1], device)
+    start = load_file(options.resume) if options.resume else initial_tensors(config, options.seed)
+    tensors = {name: tensor.to(device).requires_grad_() for name, tensor in start.items()}
     options.out.mkdir(parents=True, exist_ok=True)
-    vocabulary.save(str(options.out / "tokenizer.json"))
     log = (options.out / "log.jsonl").open("w")
-    tell(
-        log,
-        pages=len(pages.looks),
-        tokens=batched.segments.tokens,
-        parameters=sum(map(torch.Tensor.numel, tensors.values())),
-        setup_s=round(time.monotonic() - started_s, 1),
-    )
+    tell(log, pages=len(pages.looks), tail_tokens=asked.tails.shape[-1], parameters=sum(map(torch.numel, start.values())),
+         setup_s=round(time.monotonic() - started_s, 1))  # fmt: skip
+    step = Step(batched, tensors, pages, asked, options.batch)
     began_s = saved_s = time.monotonic()
-    step, sums = 0, torch.zeros(5, device=device)
-    while (spent := (time.monotonic() - began_s) / options.seconds) < 1.0:
-        rate = (
-            options.rate * min(1.0, (step + 1) / WARM_UP_STEPS) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * spent)))
-        )
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+    for number in itertools.count(1):
+        spent = (time.monotonic() - began_s) / options.seconds
+        if spent >= 1.0:
+            break
+        rate = options.rate * min(1.0, number / WARM_UP_STEPS) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * spent)))
+        step.rate.fill_(rate)
         at = torch.randint(held, len(pages.looks), (options.batch,), device=device)
-        variant = torch.where(
-            torch.rand(options.batch, device=device) < (TOLD_FIRST if spent < TOLD_FIRST_UNTIL else TOLD_LATER),
-            torch.randint(0, TOLD, (options.batch,), device=device),
-            torch.randint(TOLD, VARIANTS, (options.batch,), device=device),
-        )
-        shift = [random.randint(-MAX_SHIFT_PIXELS, MAX_SHIFT_PIXELS) for _ in range(2)]
-        pixels = pages.pixels[at].roll(shift, dims=(1, 2))
-        part = Asked(*(tensor[at, variant] for tensor in asked))
-        loss, hits, probe_hits = losses(batched, build(config, tensors), probe, pixels, pages.states[at], part)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_([*tensors.values(), *probe.parameters()], CLIP)
-        optimizer.step()
-        sums += torch.stack([loss.detach(), *hits.float().mean(0), *probe_hits.float().mean(0)])
-        step += 1
-        if step % options.report == 0:
-            mean = [round(value, 4) for value in (sums / options.report).tolist()]
-            tell(log, step=step, s=round(time.monotonic() - began_s, 1), rate=round(rate, 6), loss=mean[0],
+        variant = torch.randint(0, VARIANTS, (options.batch,), device=device)
+        shift = [shifts.randint(-MAX_SHIFT_PIXELS, MAX_SHIFT_PIXELS) for _ in range(2)]
+        step(pages.pixels[at].roll(shift, dims=(1, 2)), pages.states[at], *(tensor[at, variant] for tensor in asked))
+        if number == EAGER_STEPS and device.type == "cuda" and not options.eager:
+            tell(log, not_captured=step.capture(), s=round(time.monotonic() - began_s, 1))
+        if number % options.report == 0:
+            mean = [round(value, 4) for value in (step.sums / options.report).tolist()]
+            tell(log, step=number, s=round(time.monotonic() - began_s, 1), rate=round(rate, 6), loss=mean[0],
                  state=mean[1], next=mean[2], probe=mean[3:])  # fmt: skip
-            sums.zero_()
-        if time.monotonic() - saved_s > SAVE_EVERY_S:
-            save(options.out, tensors)
-            tell(log, step=step, **kept_apart(batched, build(config, tensors), pages, asked, held, options.batch))
-            saved_s = time.monotonic()
+            step.sums.zero_()
+            if time.monotonic() - saved_s > SAVE_EVERY_S:
+                save(options.out, tensors)
+                saved_s = time.monotonic()
     save(options.out, tensors)
-    tell(log, step=step, **kept_apart(batched, build(config, tensors), pages, asked, held, options.batch))
+    tell(log, steps=number, kept_apart=held, **kept_apart(batched, tensors, pages, asked, held, options.batch))
 
 
 @torch.no_grad()
 def kept_apart(
-    batched: Batched, model: Model, pages: Pages, asked: Asked, held: int, batch: int
-) -> dict[str, float | int]:
-    """How many of the answers about the first `held` pages, which are not trained on, are right."""
+    batched: Batched, tensors: Tensors, pages: Pages, asked: Asked, count: int, batch: int
+) -> dict[str, float]:
+    """The share of right answers to the first pages' last wordings, by question."""
     hits = []
-    for rows in torch.arange(held, device=pages.pixels.device).split(batch):
-        part = Asked(*(tensor[rows, -1] for tensor in asked))
-        logits, _ = batched.logits(model, pages.pixels[rows], part.tails, part.last)
+    for rows in torch.arange(count, device=pages.pixels.device).split(batch):
+        part = Asked(*(x[rows, -1] for x in asked))
+        logits, _ = batched.logits(tensors, pages.pixels[rows], part.tails, part.last)
         hits.append(in_use(logits, part.options).argmax(-1) == part.right)
-    state, next_step = torch.cat(hits).float().mean(0).tolist()
-    return {"kept_apart": held, "state": round(state, 4), "next": round(next_step, 4)}
+    rates = torch.cat(hits).float().mean(0).tolist()
+    return dict(zip(QUESTIONS, (round(rate, 4) for rate in rates), strict=True))
 
 
 def losses(
-    batched: Batched, model: Model, probe: torch.nn.Linear, pixels: Tensor, states: Tensor, asked: Asked
+    batched: Batched, tensors: Tensors, probe: torch.nn.Linear, pixels: Tensor, states: Tensor, asked: Asked
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, which answers `[B, 2]` are right, and which states `[B, 2]` the probe reads rightly."""
-    logits, mean = batched.logits(model, pixels, asked.tails, asked.last)
+    logits, mean = batched.logits(tensors, pixels, asked.tails, asked.last)
     logits = in_use(logits, asked.options)
     seen = probe(mean)
     loss = F.cross_entropy(logits.flatten(0, 1), asked.right.flatten())
@@ -257,7 +295,7 @@ def losses(
 
 
 def in_use(logits: Tensor, options: Tensor) -> Tensor:
-    """The logits `[B, 2, MAX_OPTIONS]`, those of letters beyond a question's options at minus infinity."""
+    """The logits, without those of letters that a question does not use."""
     unused = torch.arange(MAX_OPTIONS, device=logits.device) >= options[..., None]
     return logits.masked_fill(unused, float("-inf"))
 
@@ -291,9 +329,13 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=LEARNING_RATE, help=f"learning rate (default {LEARNING_RATE})")
     parser.add_argument("--pages", type=int, help="use only the first so many")
     parser.add_argument("--report", type=int, default=REPORT_STEPS, help="steps between lines (default 50)")
+    parser.add_argument("--eager", action="store_true", help="on a GPU, launch every kernel instead of a captured step")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", type=Path, help="weights to go on from")
-    train(parser.parse_args())
+    options = parser.parse_args()
+    # A stream of its own: the default one cannot be captured.
+    with torch.cuda.stream(torch.cuda.Stream()) if options.device != "cpu" else nullcontext():  # type: ignore[no-untyped-call]
+        train(options)
     return 0
 
 
