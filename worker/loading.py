@@ -28,8 +28,14 @@ def choose_device(wanted: str) -> Device:
         raise DeviceError(
             f"this machine has no cuda:{index}: torch sees {torch.cuda.device_count()} GPUs; use --device cpu"
         )
+    torch.cuda.set_device(index)  # kernels are launched on the process's current device
     properties = torch.cuda.get_device_properties(index)
     return Device(f"cuda:{index}", properties.name, str(getattr(properties, "uuid", f"cuda:{index}")))
+
+
+def device_names() -> list[str]:
+    """Every GPU, or without one the CPU."""
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
 
 
 def load_engine(settings: Settings, device: Device, report: Report) -> Engine:

@@ -1,4 +1,4 @@
-"""The Lua scripts of the worker's side: take a job, begin it, give it back, end it, beat, tidy up, leave.
+"""The Lua scripts of the worker's side: take a job, begin it, give it back, end it, beat, tidy up, leave, bury.
 
 Each may be sent again after a lost reply: a claim and a finish are recognised by their lease token, the others only
 repeat themselves. They share the producer's prelude, so a result is written in one place.
@@ -333,4 +333,31 @@ end
 if own(rq_workers, 'set') then redis.call('SREM', rq_workers, rq_worker_key) end
 if own(rq_queue_workers, 'set') then redis.call('SREM', rq_queue_workers, rq_worker_key) end
 return {'left'}
+""")
+
+# Args: worker, worker key, RQ's worker key, RQ's workers, RQ's workers of the queue, why, ttl s. For who knows that a
+# worker's process is gone: its jobs go back to the queue or end, the oldest at the front, and it goes off RQ's lists.
+# Its own key says why it failed, unless it said so itself, until it expires. Returns {notes, 1 if it had been ready}.
+BURY = script("""
+local worker, worker_key, rq_worker_key, rq_workers, rq_queue_workers, why, ttl_s = unpack(ARGV, 8)
+local jobs = {}
+for _, member in ipairs(redis.call('ZRANGE', LEASES, 0, 1023)) do
+  local id, token = member:match('^([A-Za-z0-9_-]+):([A-Za-z0-9_.-]+)$')
+  local job = id and #id <= 64 and read_job(id)
+  if job and job.worker == worker and job.lease == token then jobs[#jobs + 1] = job end
+end
+table.sort(jobs, function(a, b) return (a.enqueued_us or 0) > (b.enqueued_us or 0) end)
+for _, job in ipairs(jobs) do recover(job.id .. ':' .. job.lease, 'worker ' .. plain(worker) .. ' is dead') end
+
+local f = own(worker_key, 'hash') and redis.call('HMGET', worker_key, 'state', 'jobs') or {}
+local state = f[1]
+local was_ready = f[2] or state == 'ready' or state == 'busy' or state == 'draining'
+if state ~= 'failed' then redis.call('HSET', worker_key, 'state', 'failed', 'error', why) end
+redis.call('HDEL', worker_key, 'job', 'progress')
+redis.call('EXPIRE', worker_key, ttl_s)
+redis.call('ZADD', WORKERS, 'NX', NOW_S, worker)
+redis.call('DEL', rq_worker_key)
+if own(rq_workers, 'set') then redis.call('SREM', rq_workers, rq_worker_key) end
+if own(rq_queue_workers, 'set') then redis.call('SREM', rq_queue_workers, rq_worker_key) end
+return {notes, was_ready and 1 or 0}
 """)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from producer.keys import DEFAULT_PREFIX, DEFAULT_QUEUE, Keys
+from producer.limits import MAX_WAITING_BYTES
 from producer.scripts import Policy
 from producer.server_url import checked_url
 
@@ -50,6 +51,8 @@ class Settings:
     """How often a job is started before it ends as `worker_lost`."""
     patience_s: float = 600.0
     """How long the worker waits for a server that is gone before it gives up."""
+    max_waiting_bytes: int = MAX_WAITING_BYTES
+    """The bound on waiting bytes that the producers have; the server's maxmemory must leave room for it."""
     stage_limit_s: float = 60.0
     """A job's stage that lasts longer is taken for a hang and ends the process; the usual deadline of a job."""
     start_limit_s: float = 1800.0
@@ -67,7 +70,7 @@ class Settings:
             raise SettingsError(f"image_cache_bytes is {self.image_cache_bytes}; 0 (none) or more is allowed")
         for name in (
             "result_ttl_s", "lease_s", "beat_s", "max_attempts", "patience_s", "stage_limit_s", "start_limit_s",
-            "restart_pause_s",
+            "restart_pause_s", "max_waiting_bytes",
         ):  # fmt: skip
             if not 0 < getattr(self, name) < math.inf:
                 raise SettingsError(f"{name} is {getattr(self, name):g}; a number above 0 is allowed")

@@ -104,7 +104,7 @@ class GpuWorker(SimpleWorker):
             raise SettingsError(f"one queue a worker; these are {len(names)}: {', '.join(names)}")
         super().__init__(
             [SafeQueue(queue, connection=connection) for queue in names],
-            name or _fresh_name(),
+            name or fresh_name(),
             connection=connection,
             job_class=SafeJob,
             queue_class=SafeQueue,
@@ -366,6 +366,7 @@ class GpuWorker(SimpleWorker):
         raise NotImplementedError("GpuWorker starts no scheduler: it would fork")
 
 
-def _fresh_name() -> str:
+def fresh_name() -> str:
+    """A worker's name that no other has: the host's and a random part."""
     host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:32]
     return f"{host}-{uuid.uuid4().hex[:8]}"

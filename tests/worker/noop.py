@@ -21,6 +21,7 @@ from worker import __main__ as command_line
 from worker.answer import Question, Report
 from worker.commands.run import run
 from worker.lock import Device
+from worker.settings import SettingsError
 from worker.worker import GpuWorker
 
 Fault = tuple[str, str, str]
@@ -73,8 +74,13 @@ class NoopEngine:
 
     def warm_up(self, report: Report) -> None:
         report("warm-up", 1, 1)
-        if os.environ.get("NOOP_WARM_UP") == "fail":
+        fault = os.environ.get("NOOP_WARM_UP")
+        if fault == "fail":
             raise Fatal(4, "the warm-up decision did not add up to 1")
+        if fault == "pin":
+            raise Fatal(3, "the checkpoint is not what its pin says")
+        if fault == "usage":
+            raise SettingsError("a setting is wrong")
 
     def check_image(self, image: bytes, media_type: str | None = None) -> tuple[Fault, ...]:
         if image.startswith(PNG):
@@ -145,7 +151,9 @@ def main() -> int:
     parser = command_line.build_parser()
     arguments = parser.parse_args()
     if arguments.func is run:
-        arguments.func = partial(run, worker_class=NoopWorker)
+        arguments.func = partial(
+            run, worker_class=NoopWorker, program="tests.worker.noop", list_all=lambda: ["cuda:0", "cuda:1"]
+        )
     code: int = arguments.func(arguments)
     return code
 

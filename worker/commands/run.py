@@ -1,10 +1,14 @@
-"""`python -m worker run`: one worker on one device, with the bundled server beside it if asked for."""
+"""`python -m worker run`: a worker, or supervised ones, with the bundled server beside them if asked for."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import signal
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,20 +16,24 @@ import redis
 
 from worker.commands.options import add_place_options, settings_of
 from worker.embedded import EmbeddedServer
-from worker.settings import SettingsError
-from worker.worker import EXIT_USAGE, GpuWorker
+from worker.settings import Settings, SettingsError
+from worker.supervise import Supervisor, devices_of, list_devices
+from worker.worker import EXIT_USAGE, GpuWorker, fresh_name
 
 DEFAULT_EMBEDDED_FOLDER = ".cua-server"
 EPILOG = """examples:
   python -m worker run --checkpoint checkpoint/            one worker on the first GPU, or the CPU
   python -m worker run --checkpoint tiny/ --embedded       the same with the bundled server; it prints its URL
+  python -m worker run --supervise                         the same, started again when it dies or hangs
+  python -m worker run --devices all                       one supervised worker on each GPU
 
 Every option is also an environment variable (CUA_REDIS_URL, CUA_QUEUE, CUA_CHECKPOINT, CUA_DEVICE, CUA_PREFIX,
 CUA_RESULT_TTL_S, CUA_LEASE_S, CUA_BEAT_S, CUA_MAX_ATTEMPTS, CUA_PATIENCE_S, CUA_RUNTIME_DIR, CUA_IMAGE_CACHE_BYTES,
-CUA_EAGER, CUA_STAGE_LIMIT_S, CUA_START_LIMIT_S).
+CUA_EAGER, CUA_STAGE_LIMIT_S, CUA_START_LIMIT_S, CUA_RESTART_PAUSE_S).
 
 exit codes: 0 left as asked, 1 gave up on the server, or hung (every thread's frames are printed), 2 wrong settings,
 3 the checkpoint is not what its pin says, 4 the warm-up failed, 5 the device failed
+A supervisor's exit code is the last one of the worker that it gave up, 128 + n for signal n
 """
 
 
@@ -48,6 +56,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="GPU memory for the states of past screenshots (default 4 GiB, 0 keeps none)",
     )
+    parser.add_argument(
+        "--devices",
+        metavar="LIST",
+        help="one supervised worker on each: `all`, or names such as cuda:0,cuda:1",
+    )
+    parser.add_argument(
+        "--supervise", action="store_true", help="keep the worker running: start it again when it dies or hangs"
+    )
+    parser.add_argument("--leave-at-eof", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--name", help="the worker's name (default: the host's and a random part)")
     parser.add_argument(
         "--stage-limit-s", type=float, metavar="S", help="a stage of a job that lasts longer is a hang (default 60)"
@@ -66,22 +83,59 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(func=run)
 
 
-def run(arguments: argparse.Namespace, worker_class: type[GpuWorker] = GpuWorker) -> int:
-    """Run a worker until it leaves; returns its exit code."""
+def run(
+    arguments: argparse.Namespace,
+    worker_class: type[GpuWorker] = GpuWorker,
+    program: str = "worker",
+    list_all: Callable[[], list[str]] = list_devices,
+) -> int:
+    """Run a worker, or supervise some, until they leave; returns the exit code.
+
+    Args:
+        worker_class: what runs.
+        program: the module that runs it as a process of its own.
+        list_all: what `--devices all` names.
+    """
     with contextlib.ExitStack() as stack:
         try:
             settings = settings_of(arguments)
+            devices = _devices(arguments, settings, list_all)
             if arguments.embedded:
                 server = stack.enter_context(EmbeddedServer(Path(arguments.embedded)))
                 settings = replace(settings, redis_url=server.url)
                 print(f"server {server.url} (data in {arguments.embedded})", flush=True)
             connection = redis.Redis.from_url(settings.redis_url)
-            worker = worker_class(settings.queue, arguments.name, connection=connection, settings=settings)
+            if devices:
+                command = [sys.executable, "-m", program, "run", *(["--burst"] if arguments.burst else [])]
+                supervisor = Supervisor(command, arguments.name or fresh_name(), settings, devices)
+            else:
+                worker = worker_class(settings.queue, arguments.name, connection=connection, settings=settings)
         except (SettingsError, ValueError) as error:
             print(f"error: {error}", file=sys.stderr)
             return EXIT_USAGE
-        try:
-            worker.work(burst=arguments.burst)
-        except SystemExit:
-            return worker.exit_code
-        return 0
+        return supervisor.run() if devices else _work(worker, arguments)
+
+
+def _work(worker: GpuWorker, arguments: argparse.Namespace) -> int:
+    if arguments.leave_at_eof:
+        threading.Thread(target=_leave_at_eof, daemon=True).start()
+    try:
+        worker.work(burst=arguments.burst)
+    except SystemExit:
+        return worker.exit_code
+    return 0
+
+
+def _devices(arguments: argparse.Namespace, settings: Settings, list_all: Callable[[], list[str]]) -> list[str]:
+    """The devices to supervise a worker on; none if the worker runs in this process."""
+    if arguments.devices is None:
+        return [settings.device] if arguments.supervise else []
+    if arguments.device is not None:
+        raise SettingsError("--device and --devices exclude each other; name every device in --devices")
+    return devices_of(arguments.devices, list_all)
+
+
+def _leave_at_eof() -> None:
+    """A worker whose supervisor is gone finishes its job and leaves."""
+    os.read(sys.stdin.fileno(), 1)
+    os.kill(os.getpid(), signal.SIGTERM)
