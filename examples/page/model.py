@@ -140,7 +140,8 @@ def build(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Model:
 
 
 def _pair(module: LoraModule, tensors: Mapping[str, Tensor]) -> Tensor:
-    return SCALE * tensors[module.b_name] @ tensors[module.a_name]
+    pair: Tensor = SCALE * (tensors[module.b_name] @ tensors[module.a_name])
+    return pair
 
 
 def write_checkpoint(out: Path, tensors: Mapping[str, Tensor], name: str = NAME) -> Pin:

@@ -118,17 +118,18 @@ def ask(looks: Sequence[Look], encoder: PromptEncoder, device: torch.device, see
 
 
 class Batched:
-    """The model over batches of pages, and all that stays the same from page to page."""
+    """The model over batches of pages, and all that stays the same from page to page.
+
+    A question's tokens follow the image's in one sequence; what pads it on the right is never looked at.
+    """
 
     def __init__(self, config: ModelConfig, encoder: PromptEncoder, tail_tokens: int, device: torch.device) -> None:
         self._config = config
         self.width = config.text.hidden_size
         head, rows, columns = len(encoder.head_ids), GRID[1] // 2, GRID[2] // 2
-        prefix = head + rows * columns
-        axes = positions(head, (rows, columns), tail_tokens)
-        self.segments = Segments(prefix, (tail_tokens,) * len(QUESTIONS))
-        self._positions = torch.cat([axes[:, :prefix], *[axes[:, prefix:]] * len(QUESTIONS)], 1).to(device)
-        self._starts = torch.tensor(self.segments.offsets[:-1], device=device)
+        self._first = head + rows * columns
+        self.segments = Segments(self._first + tail_tokens, ())
+        self._positions = positions(head, (rows, columns), tail_tokens).to(device)
         self._head = torch.tensor(encoder.head_ids, device=device)
         self._letters = torch.tensor(encoder.letter_ids[:MAX_OPTIONS], device=device)
         vision, text = config.vision, config.text
@@ -146,21 +147,26 @@ class Batched:
         head = language.embed(self._head)
         tables = vision.grid_tables(GRID)
 
-        def one(pixels: Tensor, tails: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-            features = vision(pack_patches(pixels), GRID, tables)
-            hidden = torch.cat([head, features, language.embed(tails.flatten())])
+        def see(pixels: Tensor) -> Tensor:
+            return vision(pack_patches(pixels), GRID, tables)
+
+        def answer(features: Tensor, tail: Tensor, row: Tensor) -> Tensor:
+            hidden = torch.cat([head, features, language.embed(tail)])
             *_, end = language.run(hidden, self._positions, self.segments)
-            return end.normed[self._starts + last] @ letters.T, features.mean(0)
+            return (end.normed[row] @ letters.T)[0]
 
         with torch_path(), sdpa_kernel(SDPBackend.MATH):
-            found: tuple[Tensor, Tensor] = torch.func.vmap(one)(pixels, tails, last)
-        return found
+            features = torch.func.vmap(see)(pixels)
+            each = features.repeat_interleave(last.shape[1], 0)
+            rows = (last.flatten() + self._first)[:, None]
+            found: Tensor = torch.func.vmap(answer)(each, tails.flatten(0, 1), rows)
+        return found.view(*last.shape, MAX_OPTIONS), features.mean(1)
 
 
 @contextmanager
 def torch_path() -> Iterator[None]:
     """Run the torch references of all kernels, on a GPU too: the fused kernels have no gradients."""
-    torch.Tensor.is_cuda = property(lambda tensor: False)  # type: ignore[assignment, misc, method-assign]
+    torch.Tensor.is_cuda = property(lambda tensor: False)  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -217,7 +223,7 @@ class Step:
                 group["lr"] = float(self.rate)
         loss, hits, probe_hits = losses(self._batched, self._tensors, self._probe, pixels, states, Asked(*asked))
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._all, CLIP)
         self._optimizer.step()
         self.sums += torch.stack([loss.detach(), *hits.float().mean(0), *probe_hits.float().mean(0)])
@@ -239,9 +245,10 @@ def train(options: argparse.Namespace) -> None:
     start = load_file(options.resume) if options.resume else initial_tensors(config, options.seed)
     tensors = {name: tensor.to(device).requires_grad_() for name, tensor in start.items()}
     options.out.mkdir(parents=True, exist_ok=True)
+    vocabulary.save(str(options.out / "tokenizer.json"))
     log = (options.out / "log.jsonl").open("w")
-    tell(log, pages=len(pages.looks), tail_tokens=asked.tails.shape[-1], parameters=sum(map(torch.numel, start.values())),
-         setup_s=round(time.monotonic() - started_s, 1))  # fmt: skip
+    count, setup_s = sum(map(torch.numel, start.values())), round(time.monotonic() - started_s, 1)
+    tell(log, pages=len(pages.looks), tail_tokens=asked.tails.shape[-1], parameters=count, setup_s=setup_s)
     step = Step(batched, tensors, pages, asked, options.batch)
     began_s = saved_s = time.monotonic()
     for number in itertools.count(1):
@@ -251,7 +258,11 @@ def train(options: argparse.Namespace) -> None:
         rate = options.rate * min(1.0, number / WARM_UP_STEPS) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * spent)))
         step.rate.fill_(rate)
         at = torch.randint(held, len(pages.looks), (options.batch,), device=device)
-        variant = torch.randint(0, VARIANTS, (options.batch,), device=device)
+        variant = torch.where(
+            torch.rand(options.batch, device=device) < (TOLD_FIRST if spent < TOLD_FIRST_UNTIL else TOLD_LATER),
+            torch.randint(0, TOLD, (options.batch,), device=device),
+            torch.randint(TOLD, VARIANTS, (options.batch,), device=device),
+        )
         shift = [shifts.randint(-MAX_SHIFT_PIXELS, MAX_SHIFT_PIXELS) for _ in range(2)]
         step(pages.pixels[at].roll(shift, dims=(1, 2)), pages.states[at], *(tensor[at, variant] for tensor in asked))
         if number == EAGER_STEPS and device.type == "cuda" and not options.eager:
@@ -263,9 +274,10 @@ def train(options: argparse.Namespace) -> None:
             step.sums.zero_()
             if time.monotonic() - saved_s > SAVE_EVERY_S:
                 save(options.out, tensors)
+                tell(log, step=number, **kept_apart(batched, tensors, pages, asked, held, options.batch))
                 saved_s = time.monotonic()
     save(options.out, tensors)
-    tell(log, steps=number, kept_apart=held, **kept_apart(batched, tensors, pages, asked, held, options.batch))
+    tell(log, step=number, **kept_apart(batched, tensors, pages, asked, held, options.batch))
 
 
 @torch.no_grad()
@@ -274,12 +286,12 @@ def kept_apart(
 ) -> dict[str, float]:
     """The share of right answers to the first pages' last wordings, by question."""
     hits = []
-    for rows in torch.arange(count, device=pages.pixels.device).split(batch):
+    for rows in torch.split(torch.arange(count, device=pages.pixels.device), batch):
         part = Asked(*(x[rows, -1] for x in asked))
         logits, _ = batched.logits(tensors, pages.pixels[rows], part.tails, part.last)
         hits.append(in_use(logits, part.options).argmax(-1) == part.right)
     rates = torch.cat(hits).float().mean(0).tolist()
-    return dict(zip(QUESTIONS, (round(rate, 4) for rate in rates), strict=True))
+    return {"kept_apart": count} | dict(zip(QUESTIONS, (round(rate, 4) for rate in rates), strict=True))
 
 
 def losses(
