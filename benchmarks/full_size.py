@@ -20,7 +20,7 @@ from engine import Engine, Identity, Question
 from engine.checkpoint.layout import LORA_ALPHA, LORA_RANK, LoraModule, language_tensors, lora_modules, vision_tensors
 from engine.checkpoint.sizes import PREPROCESSOR, model_config
 from engine.config import AdapterConfig, ModelConfig
-from engine.model.weights import _build, _Sources
+from engine.model.weights import build_model
 from engine.prompt import PromptEncoder
 
 Tensor = torch.Tensor
@@ -95,8 +95,8 @@ def our_engine(weights: Weights, prompts: PromptEncoder, **options: Any) -> Engi
 
         return take
 
-    sources = _Sources(shelf(weights.base), shelf(weights.adapter), shelf(weights.merged()))
-    model = _build(weights.config, AdapterConfig(LORA_RANK, SCALE), sources, DEVICE)
+    shelves = (shelf(weights.base), shelf(weights.adapter), shelf(weights.merged()))
+    model = build_model(weights.config, AdapterConfig(LORA_RANK, SCALE), *shelves, DEVICE)
     return Engine(model, prompts, Identity("random weights at full size", {}), DEVICE, **options)
 
 
