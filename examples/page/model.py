@@ -140,7 +140,7 @@ def build(config: ModelConfig, tensors: Mapping[str, Tensor]) -> Model:
 
 
 def _pair(module: LoraModule, tensors: Mapping[str, Tensor]) -> Tensor:
-    pair: Tensor = SCALE * (tensors[module.b_name] @ tensors[module.a_name])
+    pair: Tensor = torch.matmul(tensors[module.b_name], tensors[module.a_name]) * SCALE
     return pair
 
 
