@@ -14,6 +14,7 @@ from redis.connection import PythonRespSerializer
 from redis.retry import Retry
 
 from producer.keys import DEFAULT_PREFIX, DEFAULT_QUEUE, Keys
+from producer.limits import MAX_WAITING_BYTES, MAX_WAITING_JOBS
 from producer.protocol import (
     CONNECT_TIMEOUT_S,
     DEFAULT_DEADLINE_S,
@@ -60,8 +61,8 @@ class Client:
         *,
         queue: str = DEFAULT_QUEUE,
         prefix: str = DEFAULT_PREFIX,
-        max_waiting_jobs: int = 256,
-        max_waiting_bytes: int = 512 * 2**20,
+        max_waiting_jobs: int = MAX_WAITING_JOBS,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
         result_ttl_s: int = 3600,
         reconnect_s: float = 5.0,
     ) -> None:

@@ -21,3 +21,7 @@ MAX_QUESTION_CHARACTERS = 16_384
 MAX_SIDE_PIXELS = 2048
 MAX_IMAGE_PIXELS = 1_048_576
 MAX_ASPECT_RATIO = 200
+
+# What a queue holds before producers are refused, unless they are told another bound.
+MAX_WAITING_JOBS = 256
+MAX_WAITING_BYTES = 512 * 2**20

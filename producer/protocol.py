@@ -31,6 +31,7 @@ from producer.errors import (
     shown,
 )
 from producer.keys import JOB_ID_PATTERN, Keys
+from producer.limits import MAX_WAITING_BYTES, MAX_WAITING_JOBS
 from producer.result import Result
 from producer.screenshot import ImageInput, file_faults, file_of
 from producer.scripts import CANCEL, SETTLE, SUBMIT, Command, Policy, Script, call
@@ -104,8 +105,8 @@ class Protocol:
 
     keys: Keys = field(default_factory=Keys)
     policy: Policy = field(default_factory=Policy)
-    max_waiting_jobs: int = 256
-    max_waiting_bytes: int = 512 * 2**20
+    max_waiting_jobs: int = MAX_WAITING_JOBS
+    max_waiting_bytes: int = MAX_WAITING_BYTES
     reconnect_s: float = 5.0
 
     def submit(

@@ -37,6 +37,9 @@ READ_BYTES = 256 * 1024
 SCAN_BUDGET = 512
 MAINTENANCE_INTERVAL_S = 10.0
 NEWEST_UNSUPPORTED_SERVER = 6
+# jemalloc keeps 4 MiB in 5; and there are results, records and the connections' buffers.
+PAYLOAD_OVERHEAD = 1.25
+OTHER_MEMORY_BYTES = 64 * 2**20
 
 log = logging.getLogger("worker")
 T = TypeVar("T")
@@ -93,7 +96,8 @@ class Link:
         """Refuse a server on which jobs could be lost.
 
         Raises:
-            SettingsError: it is too old, or evicts keys when its memory is full.
+            SettingsError: it is too old, evicts keys when its memory is full, or has less memory than a full queue
+                needs, so that it would be full before the queue is.
         """
         info = self._patiently("ask the server what it is", lambda: self._redis.info("server", "memory"), must=True)
         version = str(info.get("redis_version", "7"))
@@ -103,6 +107,13 @@ class Link:
         if policy != "noeviction":
             raise SettingsError(
                 f"the server's maxmemory-policy is {policy}, which deletes waiting jobs; set it to noeviction"
+            )
+        needed_bytes = needed_memory_bytes(self._settings.max_waiting_bytes)
+        if 0 < (most_bytes := int(info.get("maxmemory", 0))) < needed_bytes:
+            raise SettingsError(
+                f"the server's maxmemory is {most_bytes:,} bytes; a queue filled to its bound of "
+                f"{self._settings.max_waiting_bytes:,} waiting bytes needs {needed_bytes:,}: raise maxmemory, or lower "
+                "the producers' max_waiting_bytes and tell the worker with CUA_MAX_WAITING_BYTES"
             )
 
     def take(self, *, block: bool) -> Claim | None:
@@ -254,6 +265,11 @@ class Link:
                 return None
             time.sleep(backoff.compute(failures))
         raise AssertionError("unreachable")
+
+
+def needed_memory_bytes(waiting_bytes: int) -> int:
+    """The least `maxmemory` for a queue with this bound on waiting bytes."""
+    return int(waiting_bytes * PAYLOAD_OVERHEAD) + OTHER_MEMORY_BYTES
 
 
 def own_client(connection: redis.Redis) -> redis.Redis:

@@ -196,11 +196,18 @@ def test_a_result_outlives_a_restart_of_the_server(place: Place, own_server: Own
             wait_until(lambda: here.state(worker.name) == "ready", "the worker to be listed again")
 
 
+def fill_memory(here: Place) -> None:
+    """The server's memory is as large as it must be, and full of something else."""
+    here.changes["max_waiting_bytes"] = 2**20
+    here.redis.setrange("somebody's", 100 * 2**20, "x")
+    here.redis.config_set("maxmemory", "80mb")
+
+
 def test_a_server_out_of_memory_still_hands_out_and_ends_jobs(place: Place, own_server: OwnServer) -> None:
     here = replace(place, url=own_server.url)
     with here.client() as client:
         ids = [client.submit(IMAGE, QUESTIONS) for _ in range(5)]
-        here.redis.config_set("maxmemory", "1mb")
+        fill_memory(here)
         with pytest.raises(QueueFull, match="memory") as refusal:
             client.submit(IMAGE, QUESTIONS)
         assert refusal.value.retry_after_s > 0

@@ -29,7 +29,7 @@ EPILOG = """examples:
 
 Every option is also an environment variable (CUA_REDIS_URL, CUA_QUEUE, CUA_CHECKPOINT, CUA_DEVICE, CUA_PREFIX,
 CUA_RESULT_TTL_S, CUA_LEASE_S, CUA_BEAT_S, CUA_MAX_ATTEMPTS, CUA_PATIENCE_S, CUA_RUNTIME_DIR, CUA_IMAGE_CACHE_BYTES,
-CUA_EAGER, CUA_STAGE_LIMIT_S, CUA_START_LIMIT_S, CUA_RESTART_PAUSE_S).
+CUA_EAGER, CUA_STAGE_LIMIT_S, CUA_START_LIMIT_S, CUA_RESTART_PAUSE_S, CUA_MAX_WAITING_BYTES).
 
 exit codes: 0 left as asked, 1 gave up on the server, or hung (every thread's frames are printed), 2 wrong settings,
 3 the checkpoint is not what its pin says, 4 the warm-up failed, 5 the device failed
