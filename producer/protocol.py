@@ -201,7 +201,8 @@ class Protocol:
         seen = b"0-0"
         while True:
             if block_s > 0:
-                block_s = min(block_s, give_up_at - time.monotonic(), MAX_BLOCK_S)
+                # A millisecond, the least that can be asked for, when submitting took all the time.
+                block_s = max(0.001, min(block_s, give_up_at - time.monotonic(), MAX_BLOCK_S))
                 # The second command is answered when the first one wakes: one round trip for both.
                 entries, fields = yield from _ask(self._blocking_read(job_id, seen, block_s), give_up_at)
                 seen = _last_entry_id(entries) or seen

@@ -157,6 +157,17 @@ def test_giving_up_takes_the_job_back(place: Place) -> None:
         assert place.redis.lrange(place.keys.queue, 0, -1) == [shared], "somebody else's job stays"
 
 
+def test_submitting_counts_against_the_timeout(place: Place) -> None:
+    mine = place.id("mine")
+    with place.client() as client:
+        with pytest.raises(ResultTimeout):
+            client.decide(IMAGE, QUESTIONS, job_id=mine, timeout_s=1e-6)
+        assert client.result(mine).status == "cancelled"
+    port = free_port()
+    with Client(f"redis://127.0.0.1:{port}/0", reconnect_s=3600) as client, pytest.raises(ServerUnavailable):
+        client.decide(IMAGE, QUESTIONS, timeout_s=0.1)
+
+
 async def test_a_cancelled_task_takes_its_job_back(place: Place) -> None:
     mine = place.id("mine")
     async with place.async_client() as client:
