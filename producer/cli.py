@@ -17,6 +17,7 @@ from producer.errors import DuplicateId, ErrorBody, ProducerError, RequestRefuse
 from producer.keys import DEFAULT_PREFIX, DEFAULT_QUEUE, Keys
 from producer.protocol import DEFAULT_DEADLINE_S, DEFAULT_RESULT_TIMEOUT_S, MAX_DEADLINE_S
 from producer.result import Result
+from producer.screenshot import fit_screenshot
 from producer.settings import DEFAULT_REDIS_URL, Settings
 from producer.table import error_text, result_text
 from producer.wire import kind_of
@@ -115,13 +116,13 @@ def main(argv: Sequence[str] | None = None, connect: Callable[[Settings], Asker]
 
 def _decide(args: argparse.Namespace, client: Asker) -> int:
     result = client.decide(
-        _image(args.image), _questions(args), job_id=args.id, deadline_s=args.deadline_s, timeout_s=args.timeout_s
+        _image(args), _questions(args), job_id=args.id, deadline_s=args.deadline_s, timeout_s=args.timeout_s
     )
     return _print_result(result, as_json=args.json)
 
 
 def _submit(args: argparse.Namespace, client: Asker) -> int:
-    job_id = client.submit(_image(args.image), _questions(args), job_id=args.id, deadline_s=args.deadline_s)
+    job_id = client.submit(_image(args), _questions(args), job_id=args.id, deadline_s=args.deadline_s)
     print(json.dumps({"job_id": job_id}) if args.json else job_id)
     return EXIT_ANSWERED
 
@@ -189,6 +190,7 @@ def _add_command(
 
 def _add_job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("image", type=Path, metavar="IMAGE", help="the screenshot, a PNG or JPEG file")
+    parser.add_argument("--fit", action="store_true", help="shrink a screenshot that is over the limits")
     parser.add_argument("--goal", help="what is to be done")
     parser.add_argument(
         "--option",
@@ -228,8 +230,9 @@ def _settings(args: argparse.Namespace) -> Settings:
     return replace(settings, **{name: value for name, value in given.items() if value is not None})
 
 
-def _image(path: Path) -> bytes:
-    return _read(path, "image")
+def _image(args: argparse.Namespace) -> bytes:
+    file = _read(args.image, "image")
+    return fit_screenshot(file).data if args.fit else file
 
 
 def _questions(args: argparse.Namespace) -> Mapping[str, Mapping[str, object]]:

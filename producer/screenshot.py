@@ -108,7 +108,7 @@ def file_faults(file: bytes | str) -> tuple[Fault, ...]:
     return tuple(size_faults(width, height))
 
 
-_WAY_OUT = "shrink it first: `image, scale = producer.fit_screenshot(image)`"
+_WAY_OUT = "shrink it first with producer.fit_screenshot(image), or with --fit in a shell"
 
 
 def size_faults(width: int, height: int) -> Iterator[Fault]:

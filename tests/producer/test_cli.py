@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from producer.cli import connect_client, main
 from producer.contract import build_payload
@@ -116,6 +118,24 @@ def test_decide_passes_on_name_id_and_times(shot: str) -> None:
     [call] = client.calls
     assert call["questions"] == {"next": {"instructions": None, "criteria": {"a": None}}}
     assert (call["job_id"], call["deadline_s"], call["timeout_s"]) == ("job-1", 5.0, 2.5)
+
+
+@pytest.mark.parametrize("command", ["decide", "submit"])
+def test_a_screenshot_over_the_limits_is_fitted_when_asked_for(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    big, small = tmp_path / "big.png", tmp_path / "small.png"
+    Image.new("RGB", (2880, 1800)).save(big)
+    Image.new("RGB", (640, 400)).save(small)
+    client = FakeClient()
+    for file in (big, small):
+        assert main([command, str(file), "--option", "a", "--fit"], connect=client) == 0
+    shrunk = Image.open(io.BytesIO(client.calls[0]["image"]))
+    assert shrunk.width / shrunk.height == pytest.approx(1.6, abs=0.01) and shrunk.width * shrunk.height <= 1_048_576
+    assert client.calls[1]["image"] == small.read_bytes()
+    capsys.readouterr()
+    assert main([command, str(big), "--option", "a"]) == 2, "refused before any server is asked"
+    assert "2,880 x 1,800" in (refused := capsys.readouterr().err) and "--fit" in refused
 
 
 def test_questions_come_from_a_file(shot: str, tmp_path: Path) -> None:
