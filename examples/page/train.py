@@ -230,7 +230,7 @@ class Step:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train until the time is over; the newest weights are written every half minute."""
+    """Train until the time is over; the best weights so far are written again and again."""
     started_s = time.monotonic()
     device = torch.device(options.device)
     torch.manual_seed(options.seed)
@@ -250,6 +250,16 @@ def train(options: argparse.Namespace) -> None:
     count, setup_s = sum(map(torch.numel, start.values())), round(time.monotonic() - started_s, 1)
     tell(log, pages=len(pages.looks), tail_tokens=asked.tails.shape[-1], parameters=count, setup_s=setup_s)
     step = Step(batched, tensors, pages, asked, options.batch)
+    best = 0.0
+
+    def keep_better(number: int) -> None:
+        nonlocal best
+        rates = kept_apart(batched, tensors, pages, asked, held, options.batch)
+        tell(log, step=number, kept_apart=held, **rates)
+        if sum(rates.values()) >= best:
+            best = sum(rates.values())
+            save(options.out, tensors)
+
     began_s = saved_s = time.monotonic()
     for number in itertools.count(1):
         spent = (time.monotonic() - began_s) / options.seconds
@@ -273,11 +283,9 @@ def train(options: argparse.Namespace) -> None:
                  state=mean[1], next=mean[2], probe=mean[3:])  # fmt: skip
             step.sums.zero_()
             if time.monotonic() - saved_s > SAVE_EVERY_S:
-                save(options.out, tensors)
-                tell(log, step=number, **kept_apart(batched, tensors, pages, asked, held, options.batch))
+                keep_better(number)
                 saved_s = time.monotonic()
-    save(options.out, tensors)
-    tell(log, step=number, **kept_apart(batched, tensors, pages, asked, held, options.batch))
+    keep_better(number)
 
 
 @torch.no_grad()
@@ -291,7 +299,7 @@ def kept_apart(
         logits, _ = batched.logits(tensors, pages.pixels[rows], part.tails, part.last)
         hits.append(in_use(logits, part.options).argmax(-1) == part.right)
     rates = torch.cat(hits).float().mean(0).tolist()
-    return {"kept_apart": count} | dict(zip(QUESTIONS, (round(rate, 4) for rate in rates), strict=True))
+    return dict(zip(QUESTIONS, (round(rate, 4) for rate in rates), strict=True))
 
 
 def losses(
