@@ -117,7 +117,8 @@ def initial_tensors(config: ModelConfig, seed: int) -> Tensors:
         deviation = 0.8 * torch.Size(shape[1:]).numel() ** -0.5
         if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight", "attn.proj.weight", "fc2.weight")):
             deviation *= (2 * layers) ** -0.5
-        return torch.randn(shape, generator=generator) * deviation
+        drawn: Tensor = torch.randn(shape, generator=generator) * deviation
+        return drawn
 
     return {spec.name: values(spec.name, spec.shape) for spec in (*base_tensors(config, 0), *adapter_tensors(config))}
 
