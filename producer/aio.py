@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from producer.limits import MAX_WAITING_BYTES, MAX_WAITING_JOBS
 from producer.protocol import (
     CONNECT_TIMEOUT_S,
     DEFAULT_DEADLINE_S,
+    DEFAULT_RECENT,
     DEFAULT_RESULT_TIMEOUT_S,
     SOCKET_TIMEOUT_S,
     Batch,
@@ -95,6 +97,10 @@ class AsyncClient:
     ) -> Result:
         """As `Client.decide`. Cancelling the task takes the job back, too."""
         return await self._run(self._protocol.decide(payload_of(image, questions), job_id, deadline_s, timeout_s))
+
+    async def recent(self, most: int = DEFAULT_RECENT, *, after: datetime | None = None) -> list[Result]:
+        """As `Client.recent`."""
+        return await self._run(self._protocol.recent(most, after))
 
     async def cancel(self, job_id: str) -> bool:
         """As `Client.cancel`."""

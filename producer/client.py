@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +19,7 @@ from producer.limits import MAX_WAITING_BYTES, MAX_WAITING_JOBS
 from producer.protocol import (
     CONNECT_TIMEOUT_S,
     DEFAULT_DEADLINE_S,
+    DEFAULT_RECENT,
     DEFAULT_RESULT_TIMEOUT_S,
     SOCKET_TIMEOUT_S,
     Batch,
@@ -146,6 +148,18 @@ class Client:
         server that has stopped answering can hold it longer: for the 5 s of a connection or the 15 s of a reply.
         """
         return self._run(self._protocol.decide(payload_of(image, questions), job_id, deadline_s, timeout_s))
+
+    def recent(self, most: int = DEFAULT_RECENT, *, after: datetime | None = None) -> list[Result]:
+        """The queue's jobs that ended last, newest first, whoever submitted them: at most the last 1000.
+
+        Args:
+            most: at most so many.
+            after: only those whose `finished_at` is later.
+
+        Raises:
+            ValueError: `most` is not 1 to 1000, or `after` has no time zone.
+        """
+        return self._run(self._protocol.recent(most, after))
 
     def cancel(self, job_id: str) -> bool:
         """Take a job back: True if it has ended as `cancelled` or will when the work in hand is over, False if it had

@@ -109,6 +109,11 @@ class Keys:
         return f"{self.prefix}rate:{self.queue_name}"
 
     @property
+    def recent(self) -> str:
+        """Sorted set: the ids of the jobs that ended last, scored by the server's microsecond of their end."""
+        return f"{self.prefix}recent:{self.queue_name}"
+
+    @property
     def workers(self) -> str:
         """Sorted set: the names of the queue's workers, scored by the server's second of their last beat."""
         return f"{self.prefix}workers:{self.queue_name}"

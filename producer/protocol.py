@@ -6,12 +6,14 @@ may be repeated after a lost connection: a submission is recognised by its id an
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
 import uuid
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import redis.exceptions as redis_errors
@@ -22,6 +24,7 @@ from producer.errors import (
     Code,
     DuplicateId,
     Fault,
+    MalformedResult,
     ProducerError,
     QueueFull,
     RequestRefused,
@@ -34,11 +37,13 @@ from producer.keys import JOB_ID_PATTERN, Keys
 from producer.limits import MAX_WAITING_BYTES, MAX_WAITING_JOBS
 from producer.result import Result
 from producer.screenshot import ImageInput, file_faults, file_of
-from producer.scripts import CANCEL, SETTLE, SUBMIT, Command, Policy, Script, call
+from producer.scripts import CANCEL, MAX_RECENT, RECENT, SETTLE, SUBMIT, Command, Policy, Script, call
 
 DEFAULT_DEADLINE_S = 60.0
 MAX_DEADLINE_S = 86_400.0
 DEFAULT_RESULT_TIMEOUT_S = 60.0
+DEFAULT_RECENT = 20
+_EPOCH = datetime.fromtimestamp(0, UTC)
 # `decide` waits this much past the deadline: a job taken in its last moment is still answered.
 DECIDE_GRACE_S = 30.0
 # One blocking read lasts at most this long, so that a silent server is noticed; the socket's timeout lies above it.
@@ -197,6 +202,26 @@ class Protocol:
             raise UnknownJob(job_id)
         return bool(state != b"ended")
 
+    def recent(self, most: int, after: datetime | None) -> Steps[list[Result]]:
+        """The results of the jobs that ended last, newest first. What is no result is left out.
+
+        Raises:
+            ValueError: `most` is not 1 to 1000, or `after` has no time zone.
+        """
+        after_us = (checked_moment(after) - _EPOCH) // timedelta(microseconds=1) if after else 0
+        batch = Batch((self._script(RECENT, checked_count(most), after_us),))
+        give_up_at = time.monotonic() + self.reconnect_s
+        ids = [job_id.decode() for job_id in (yield from _ask(batch, give_up_at))[0]]
+        if not ids:
+            return []
+        batch = Batch(tuple(("HGETALL", self.keys.result(job_id)) for job_id in ids))
+        hashes = yield from _ask(batch, give_up_at)
+        results = []
+        for job_id, fields in zip(ids, hashes, strict=True):
+            with contextlib.suppress(MalformedResult):
+                results.append(Result.from_hash(job_id, fields))
+        return results
+
     def _wait(self, job_id: str, timeout_s: float, give_up_at: float, block_s: float = 0.0) -> Steps[Result]:
         seen = b"0-0"
         while True:
@@ -272,6 +297,28 @@ def checked_deadline(deadline_s: float) -> float:
     if not 0 < deadline_s <= MAX_DEADLINE_S:
         raise ValueError(f"deadline_s is {deadline_s:g}: more than 0 and at most {MAX_DEADLINE_S:g} s are allowed")
     return deadline_s
+
+
+def checked_count(most: int) -> int:
+    """How many recent results are asked for, if so many are listed.
+
+    Raises:
+        ValueError: it is not 1 to 1000.
+    """
+    if not 0 < most <= MAX_RECENT:
+        raise ValueError(f"most is {most}: 1 to {MAX_RECENT} results are allowed")
+    return most
+
+
+def checked_moment(moment: datetime) -> datetime:
+    """The moment, if it is one.
+
+    Raises:
+        ValueError: it has no time zone.
+    """
+    if moment.tzinfo is None:
+        raise ValueError(f"the time {moment} has no time zone; give it one, as Result.finished_at has")
+    return moment
 
 
 def packed_jobs(jobs: Iterable[Job]) -> list[Packed]:

@@ -17,6 +17,8 @@ from producer.keys import Keys
 CALL = b"\x94\xadworker.decide\xc0\x90\x80"
 # A payload outlives its deadline by this much, so that one taken in the last moment can still be read.
 PAYLOAD_GRACE_MS = 60_000
+# So many ends can be listed, the last ones.
+MAX_RECENT = 1000
 
 Command = tuple[str | bytes | int | float, ...]
 
@@ -45,10 +47,10 @@ def call(script: Script, keys: Keys, policy: Policy, *args: str | int | float) -
     return ("EVAL", script.text, len(names), *names, *shared, policy.result_ttl_s, policy.max_attempts, *args)
 
 
-_KEYS = ("queue", "queues", "leases", "wip", "waiting", "wake", "finished", "failed", "rate", "workers")
+_KEYS = ("queue", "queues", "leases", "wip", "waiting", "wake", "finished", "failed", "rate", "workers", "recent")
 
 _PRELUDE = """-- Keys (producer/keys.py says what each holds); the ids' own keys are made from their prefixes.
-local QUEUE, QUEUES, LEASES, WIP, WAITING, WAKE, FINISHED, FAILED, RATE, WORKERS = unpack(KEYS)
+local QUEUE, QUEUES, LEASES, WIP, WAITING, WAKE, FINISHED, FAILED, RATE, WORKERS, RECENT = unpack(KEYS)
 local PAYLOAD, RESULT, JOB, STREAM, QUEUE_NAME = unpack(ARGV, 1, 5)
 local RESULT_TTL_S, MAX_ATTEMPTS = tonumber(ARGV[6]), tonumber(ARGV[7])
 local RQ_STATUS = {ok = 'finished', invalid = 'finished', failed = 'failed', expired = 'canceled',
@@ -87,7 +89,7 @@ end
 
 -- Before anything is written: an error half way through a script would leave half a step.
 for key, kind in pairs({[QUEUE] = 'list', [QUEUES] = 'set', [LEASES] = 'zset', [WIP] = 'zset', [WAITING] = 'hash',
-    [WAKE] = 'list', [FINISHED] = 'zset', [FAILED] = 'zset', [RATE] = 'hash', [WORKERS] = 'zset'}) do
+    [WAKE] = 'list', [FINISHED] = 'zset', [FAILED] = 'zset', [RATE] = 'hash', [WORKERS] = 'zset', [RECENT] = 'zset'}) do
   own(key, kind)
 end
 
@@ -142,6 +144,9 @@ local function end_job(job, status, body, more)
   own(STREAM .. id, 'stream')
   redis.call('XADD', STREAM .. id, '*', 'type', RQ_RESULT_TYPE[status], 'worker_name', more.worker or '')
   redis.call('EXPIRE', STREAM .. id, RESULT_TTL_S)
+  redis.call('ZADD', RECENT, whole(NOW_US), id)
+  redis.call('ZREMRANGEBYRANK', RECENT, 0, -MAX_RECENT - 1)
+  redis.call('EXPIRE', RECENT, RESULT_TTL_S)
   return queue_ms, total_ms
 end
 
@@ -196,7 +201,10 @@ def script(body: str, **constants: str | int) -> Script:
 
     The body's own arguments start at `unpack(ARGV, 8)`; `constants` become its locals.
     """
-    lines = [f"local {name} = {_lua(value)}\n" for name, value in {"CALL": CALL, **constants}.items()]
+    lines = [
+        f"local {name} = {_lua(value)}\n"
+        for name, value in {"CALL": CALL, "MAX_RECENT": MAX_RECENT, **constants}.items()
+    ]
     return Script("#!lua flags=allow-oom\n" + "".join(lines) + _PRELUDE + body)
 
 
@@ -315,4 +323,20 @@ if not job or job.status ~= 'queued' then return {'unknown'} end
 unqueue(id)
 end_with(job, 'cancelled', 'cancelled', 'cancelled while waiting')
 return {'cancelled'}
+""")
+
+# Args: the most ids, a time in us. The ids of the jobs that ended last, after that time, newest first. Ids that are
+# none or whose result is gone are dropped from the list. Returns the ids.
+RECENT = script("""
+local most, after_us = tonumber(ARGV[8]), ARGV[9]
+local ids = {}
+for _, id in ipairs(redis.call('ZREVRANGEBYSCORE', RECENT, '+inf', '(' .. after_us, 'LIMIT', 0, MAX_RECENT)) do
+  if #ids == most then break end
+  if well_formed(id) and own(RESULT .. id, 'hash') then
+    ids[#ids + 1] = id
+  else
+    redis.call('ZREM', RECENT, id)
+  end
+end
+return ids
 """)

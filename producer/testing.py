@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self, TypeAlias
 
@@ -18,12 +19,15 @@ from producer.contract import Question, Request, parse_request
 from producer.errors import Code, DuplicateId, ErrorBody, UnknownJob
 from producer.protocol import (
     DEFAULT_DEADLINE_S,
+    DEFAULT_RECENT,
     DEFAULT_RESULT_TIMEOUT_S,
     Job,
     Packed,
     Questions,
+    checked_count,
     checked_deadline,
     checked_id,
+    checked_moment,
     fresh_id,
     packed_jobs,
     payload_of,
@@ -32,6 +36,7 @@ from producer.result import Result, Status
 from producer.screenshot import ImageInput
 
 MODEL = "fake@0"
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 # By question name: the chosen option's key, or every option's probability. A question left out gets its first option.
 Answers: TypeAlias = Mapping[str, str | Mapping[str, float]]
@@ -99,6 +104,12 @@ class FakeClient:
     ) -> Result:
         """As `Client.decide`, but at once."""
         return self.result(self.submit(image, questions, job_id=job_id, deadline_s=deadline_s))
+
+    def recent(self, most: int = DEFAULT_RECENT, *, after: datetime | None = None) -> list[Result]:
+        """As `Client.recent`; a job ends when its result is asked for, at the time of the fake's clock."""
+        after = _EPOCH if after is None else checked_moment(after)
+        ended = [each for each in self._results.values() if each.finished_at and each.finished_at > after]
+        return ended[::-1][: checked_count(most)]
 
     def cancel(self, job_id: str) -> bool:
         """As `Client.cancel`; a job whose result was asked for has ended."""
@@ -193,6 +204,10 @@ class FakeAsyncClient:
         """As `FakeClient.decide`."""
         return self._fake.decide(image, questions, job_id=job_id, deadline_s=deadline_s)
 
+    async def recent(self, most: int = DEFAULT_RECENT, *, after: datetime | None = None) -> list[Result]:
+        """As `FakeClient.recent`."""
+        return self._fake.recent(most, after=after)
+
     async def cancel(self, job_id: str) -> bool:
         """As `FakeClient.cancel`."""
         return self._fake.cancel(job_id)
@@ -231,5 +246,6 @@ def _answer(name: str, keys: Sequence[str], given: str | Mapping[str, float] | N
 
 def _ended(job: SubmittedJob, status: Status, body: str) -> Result:
     fields = {"status": status, "body": body, "model": MODEL if status is Status.OK else "", "worker": "fake"}
+    fields["finished_at"] = datetime.now(UTC).isoformat()
     timings = dict.fromkeys(("queue_ms", "prepare_ms", "vision_ms", "language_ms", "total_ms"), "0")
     return Result.from_hash(job.job_id, {k.encode(): v.encode() for k, v in (fields | timings).items()})

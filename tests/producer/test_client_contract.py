@@ -104,6 +104,20 @@ def test_what_is_wrong_is_named_the_same(client: Any) -> None:
         client.submit("none.png", QUESTIONS)
 
 
+def test_the_recent_results_are_listed(client: Any, own: Callable[[str], str]) -> None:
+    assert client.recent() == []
+    results = [client.decide(IMAGE, QUESTIONS, job_id=own(f"job-{n}")) for n in range(3)]
+    assert client.recent() == results[::-1], "newest first"
+    assert client.recent(2) == results[:0:-1]
+    assert client.recent(after=results[0].finished_at) == results[:0:-1]
+    assert client.recent(after=results[2].finished_at) == []
+    for most in (0, 1001):
+        with pytest.raises(ValueError, match="1 to 1000"):
+            client.recent(most)
+    with pytest.raises(ValueError, match="time zone"):
+        client.recent(after=results[0].finished_at.replace(tzinfo=None))
+
+
 @pytest.mark.parametrize(("real", "fake"), [(Client, FakeClient), (AsyncClient, FakeAsyncClient)])
 def test_a_fake_has_the_methods_of_the_real_one(real: type, fake: type) -> None:
     def methods(kind: type) -> dict[str, list[tuple[str, object]]]:
