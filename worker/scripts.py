@@ -151,8 +151,9 @@ return {notes, {'again'}}
     JOB_FIELDS=JOB_FIELDS,
 )
 
-# Args: id, token, worker, worker key, RQ's worker key. The turn of a job that was claimed ahead: it counts as an
-# attempt from here on, unless it was cancelled or its deadline has passed. Returns {notes, "go" | "ended" | "lost"}.
+# Args: id, token, worker, worker key, RQ's worker key. The turn of a prepared job: it goes to the device, and one that
+# was claimed ahead counts as an attempt from here on, unless it was cancelled or its deadline has passed.
+# Returns {notes, "go" | "ended" | "lost"}.
 BEGIN = script("""
 local id, token, worker, worker_key, rq_worker_key = unpack(ARGV, 8)
 local member = id .. ':' .. token
@@ -161,13 +162,25 @@ local job = read_job(id)
 own(worker_key, 'hash')
 own(rq_worker_key, 'hash')
 local is_mine = redis.call('ZSCORE', LEASES, member) and job and job.lease == token
+
+-- The worker has it no longer.
+local function drop(verdict)
+  if redis.call('HGET', worker_key, 'job') == id then
+    redis.call('HSET', worker_key, 'state', 'ready')
+    redis.call('HDEL', worker_key, 'job')
+    redis.call('HSET', rq_worker_key, 'state', 'idle')
+    redis.call('HDEL', rq_worker_key, 'current_job')
+  end
+  return {notes, verdict}
+end
+
 -- No trace of the job at all: the server lost its data, and this worker's answer is the only one there can be.
-if not is_mine and (record_exists or own(RESULT .. id, 'hash')) then return {notes, 'lost'} end
+if not is_mine and (record_exists or own(RESULT .. id, 'hash')) then return drop('lost') end
 if is_mine and (job.cancel or has_passed(job)) then
   redis.call('ZREM', LEASES, member)
   redis.call('ZREM', WIP, member)
   if job.cancel then end_with(job, 'cancelled', 'cancelled', 'cancelled before its turn') else expire(job) end
-  return {notes, 'ended'}
+  return drop('ended')
 end
 if is_mine and redis.call('HGET', JOB .. id, 'ahead') == token then
   redis.call('HSET', JOB .. id, 'ahead', 'begun', 'attempts', whole((job.attempts or 0) + 1))

@@ -54,6 +54,8 @@ from worker.watchdog import limited
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+# A job that took longer to prepare may have been cancelled since it was taken: worth asking the server.
+LOOK_AFTER_S = 0.005
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 log = logging.getLogger("worker")
@@ -244,13 +246,25 @@ class GpuWorker(SimpleWorker):
         return jobs
 
     def _next(self, link: Link, ahead: Ahead, *, block: bool) -> Ready | Ending | None:
-        """The next job, its CPU work done: beside the last one, or now."""
-        if (ready := ahead.take()) is not None:
-            if link.begin(ready.claim):
+        """The next job, its CPU work done: beside the last one, or now. One that nobody wants is passed over."""
+        while not self._stop_requested:
+            if (ready := ahead.take()) is not None and self._begin(link, ready.claim):
                 return ready._replace(started_s=time.monotonic())
-            self._pulse.in_hand.pop(ready.claim.token)
-        claim = link.take(block=block)
-        return self._prepare(claim) if claim is not None else None
+            claim = link.take(block=block)
+            if claim is None:
+                break
+            job = self._prepare(claim)
+            is_quick = time.monotonic() - job.started_s < LOOK_AFTER_S
+            if isinstance(job, Ending) or is_quick or self._begin(link, claim):
+                return job
+        return None
+
+    def _begin(self, link: Link, claim: Claim) -> bool:
+        """Whether a prepared job may go to the device: it is still ours, not cancelled, and its deadline not passed."""
+        if link.begin(claim):
+            return True
+        self._pulse.in_hand.pop(claim.token)
+        return False
 
     def _answer(self, link: Link, ahead: Ahead, job: Ready | Ending) -> None:
         """One job, from the device to its end."""
