@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from worker.settings import Settings
+
 ROOT = Path(__file__).resolve().parents[1]
-JOB_LIMIT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_the_worker_waits_for_the_server_and_may_finish_its_job(services: dict[s
     worker = services["worker"]
     assert worker["depends_on"]["redis"]["condition"] == "service_healthy"
     assert worker["healthcheck"]["test"] == ["CMD", "python", "-m", "worker", "status"]
-    assert int(worker["stop_grace_period"].removesuffix("s")) > JOB_LIMIT_S
+    assert int(worker["stop_grace_period"].removesuffix("s")) > Settings().stop_limit_s
     assert all(volume.endswith(":ro") for volume in worker["volumes"])
     (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
     assert device["capabilities"] == ["gpu"]
