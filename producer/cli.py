@@ -6,23 +6,30 @@ import argparse
 import json
 import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from producer.bars import Style, decision_text, recent_text
 from producer.client import Client
 from producer.errors import DuplicateId, ErrorBody, ProducerError, RequestRefused, shown
 from producer.keys import DEFAULT_PREFIX, DEFAULT_QUEUE, Keys
-from producer.protocol import DEFAULT_DEADLINE_S, DEFAULT_RESULT_TIMEOUT_S, MAX_DEADLINE_S
+from producer.protocol import DEFAULT_DEADLINE_S, DEFAULT_RECENT, DEFAULT_RESULT_TIMEOUT_S, MAX_DEADLINE_S
+from producer.render import render_html, render_png
 from producer.result import Result
 from producer.screenshot import fit_screenshot
+from producer.scripts import MAX_RECENT
 from producer.settings import DEFAULT_REDIS_URL, Settings
 from producer.table import error_text, result_text
 from producer.wire import kind_of
 
 EXIT_ANSWERED, EXIT_NOT_ANSWERED, EXIT_REFUSED, EXIT_NO_RESULT, EXIT_INTERRUPTED = 0, 1, 2, 4, 130
+# How often a watch looks for new ends.
+WATCH_POLL_S = 0.5
 EXIT_CODES_TEXT = """\
 exit codes:
   0  answered (submit: accepted)
@@ -51,6 +58,34 @@ Wait for a submitted job's end and print it.
 example:
   python -m producer result shot-17 --timeout-s 10
 """
+SHOW_TEXT = """\
+Show a job's end at length: each question's options with bars, the chosen one marked, and where the time went.
+
+example:
+  python -m producer show shot-17
+"""
+RECENT_TEXT = """\
+List the queue's jobs that ended last, whoever submitted them, newest first. With --json, an array of objects.
+
+example:
+  python -m producer recent --most 50
+"""
+WATCH_TEXT = """\
+Show each job of the queue when it has ended, until Ctrl-C. With an ID, wait for that job alone, as long as it takes.
+With --json, one object a line.
+
+example:
+  python -m producer watch
+  python -m producer watch shot-17
+"""
+RENDER_TEXT = """\
+Write a decision beside its screenshot as a picture or as a page of its own (which shows every script; the
+picture's font has Latin letters only). Workers keep no image and no prompt, so give the screenshot; options are shown
+by their keys.
+
+example:
+  python -m producer render shot-17 decision.html --image shot.png
+"""
 
 
 DEFAULT_QUESTION_NAME = "question"
@@ -68,6 +103,8 @@ class Asker(Protocol):
     ) -> str: ...
 
     def result(self, job_id: str, timeout_s: float) -> Result: ...
+
+    def recent(self, most: int, *, after: datetime | None) -> list[Result]: ...
 
     def decide(
         self,
@@ -131,6 +168,59 @@ def _result(args: argparse.Namespace, client: Asker) -> int:
     return _print_result(client.result(args.job_id, args.timeout_s), as_json=args.json)
 
 
+def _show(args: argparse.Namespace, client: Asker) -> int:
+    return _print_shown(client.result(args.job_id, 0.0), as_json=args.json)
+
+
+def _recent(args: argparse.Namespace, client: Asker) -> int:
+    results = client.recent(args.most, after=None)
+    print(
+        json.dumps([result.to_map() for result in results], ensure_ascii=False) if args.json else recent_text(results)
+    )
+    return EXIT_ANSWERED
+
+
+def _watch(args: argparse.Namespace, client: Asker) -> int:
+    if args.job_id is not None:
+        return _print_shown(client.result(args.job_id, MAX_DEADLINE_S), as_json=args.json)
+    shown_jobs, last_end = 0, None
+    for result in client.recent(1, after=None):
+        last_end = result.finished_at
+    while shown_jobs != args.count:
+        for result in reversed(client.recent(MAX_RECENT, after=last_end)):
+            last_end = result.finished_at
+            if shown_jobs != args.count:
+                _print_shown(result, as_json=args.json)
+                shown_jobs += 1
+        if shown_jobs != args.count:
+            time.sleep(WATCH_POLL_S)
+    return EXIT_ANSWERED
+
+
+def _render(args: argparse.Namespace, client: Asker) -> int:
+    render = {".png": render_png, ".html": render_html}.get(args.out.suffix.lower())
+    if render is None:
+        raise UsageError(f"{args.out} names no form: a file that ends with .png or .html is written")
+    screenshot, result = _read(args.image, "image"), client.result(args.job_id, 0.0)
+    try:
+        page = render(result, screenshot)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the image {args.image} is no PNG or JPEG file that can be decoded") from error
+    try:
+        args.out.write_bytes(page)
+    except OSError as error:
+        raise UsageError(f"{args.out} cannot be written: {error.strerror or error}") from error
+    return EXIT_ANSWERED if result.ok else EXIT_NOT_ANSWERED
+
+
+def _print_shown(result: Result, *, as_json: bool) -> int:
+    shown_result = (
+        json.dumps(result.to_map(), ensure_ascii=False) if as_json else decision_text(result, Style.of(sys.stdout))
+    )
+    print(shown_result, flush=True)
+    return EXIT_ANSWERED if result.ok else EXIT_NOT_ANSWERED
+
+
 def _print_result(result: Result, *, as_json: bool) -> int:
     print(result.body if as_json else result_text(result))
     return EXIT_ANSWERED if result.ok else EXIT_NOT_ANSWERED
@@ -165,6 +255,17 @@ def _parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--timeout-s", type=_seconds, default=DEFAULT_RESULT_TIMEOUT_S, help="wait this long (default: %(default)g)"
     )
+    show = _add_command(commands, "show", "show a job's end with bars", SHOW_TEXT, _show)
+    show.add_argument("job_id", metavar="ID", help="what submit printed")
+    recent = _add_command(commands, "recent", "list the jobs that ended last", RECENT_TEXT, _recent)
+    recent.add_argument("--most", type=_count, default=DEFAULT_RECENT, help="at most so many (default: %(default)s)")
+    watch = _add_command(commands, "watch", "show jobs as they end", WATCH_TEXT, _watch)
+    watch.add_argument("job_id", metavar="ID", nargs="?", help="this job alone (default: all)")
+    watch.add_argument("--count", type=_count, help="leave after so many (default: never)")
+    render = _add_command(commands, "render", "write a decision beside its screenshot", RENDER_TEXT, _render)
+    render.add_argument("job_id", metavar="ID", help="what submit printed")
+    render.add_argument("out", type=Path, metavar="OUT", help="the file to write: .png or .html")
+    render.add_argument("--image", type=Path, required=True, metavar="SHOT", help="the screenshot that was asked about")
     return parser
 
 
@@ -222,6 +323,12 @@ def _seconds(text: str) -> float:
             f"{text!r} is no time; over 0 and at most {MAX_DEADLINE_S:g} seconds are allowed"
         )
     return seconds
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= MAX_RECENT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no count; 1 to {MAX_RECENT} is allowed")
+    return int(text)
 
 
 def _settings(args: argparse.Namespace) -> Settings:

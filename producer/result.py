@@ -6,6 +6,7 @@ connection and no key name.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -122,6 +123,20 @@ class Result:
     def ok(self) -> bool:
         """Whether there are answers."""
         return self.status is Status.OK
+
+    def to_map(self) -> dict[str, object]:
+        """All of it, for JSON; `body` parsed."""
+        return {
+            "job_id": self.job_id,
+            "status": self.status,
+            "model": self.model,
+            "worker": self.worker,
+            "attempts": self.attempts,
+            "enqueued_at": self.enqueued_at and self.enqueued_at.isoformat(),
+            "finished_at": self.finished_at and self.finished_at.isoformat(),
+            **self.timings.model_dump(),
+            "body": json.loads(self.body),
+        }
 
     @classmethod
     def from_hash(cls, job_id: str, fields: Mapping[bytes, bytes]) -> Result:

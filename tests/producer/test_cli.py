@@ -293,13 +293,13 @@ def test_a_time_is_positive_seconds(seconds: str, shot: str, capsys: pytest.Capt
     assert f"'{seconds}' is no time" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["decide", "submit", "result"])
+@pytest.mark.parametrize("command", ["decide", "submit", "result", "show", "recent", "watch", "render"])
 def test_help_has_an_example_and_the_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
     assert caught.value.code == 0
     shown = capsys.readouterr().out
-    assert f"example:\n  python -m producer {command} " in shown
+    assert f"example:\n  python -m producer {command}" in shown
     for code in ("0  answered", "1  the job ended without", "2  wrong usage", "4  no result"):
         assert code in shown
 
