@@ -106,8 +106,14 @@ def together(connect: Callable[[], Client], images: Sequence[bytes], producers: 
 
 
 def rate_per_s(asked: Sequence[Asked], producers: int) -> float:
-    """Answers a second while all the producers were there: without each one's first and last."""
+    """Answers a second while all the producers were there: without each one's first and last.
+
+    Raises:
+        SystemExit: there are too few.
+    """
     ends_s = [one.answered_s for one in asked[producers:-producers]]
+    if len(ends_s) < 2:
+        raise SystemExit(f"{len(asked)} answers to {producers} producers show no rate; ask for more --seconds")
     return (len(ends_s) - 1) / (ends_s[-1] - ends_s[0])
 
 
