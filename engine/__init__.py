@@ -4,7 +4,7 @@ The names here are what a program without our queue needs: open a checkpoint, lo
 """
 
 from engine.checkpoint import CheckpointPaths, Identity, open_checkpoint, verify_checkpoint
-from engine.engine import Decision, Engine, Timings
+from engine.engine import Decision, Engine, Stats, Timings
 from engine.errors import (
     CheckpointError,
     DeviceError,
@@ -32,6 +32,7 @@ __all__ = [
     "Prepared",
     "Question",
     "Refusal",
+    "Stats",
     "Timings",
     "WarmUpError",
     "open_checkpoint",

@@ -49,6 +49,22 @@ class Decision:
     timings: Timings
 
 
+@dataclass(frozen=True)
+class Stats:
+    """An engine's counts; all 0 on the CPU, where nothing is kept.
+
+    Screenshots whose state was found or not, and the kept states' bytes; CUDA graphs captured; the GPU memory in use,
+    and what PyTorch holds of it.
+    """
+
+    image_cache_hits: int = 0
+    image_cache_misses: int = 0
+    image_cache_bytes: int = 0
+    graphs: int = 0
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+
+
 class Engine:
     """One loaded checkpoint on one device. Decisions are made one at a time; `prepare` may run beside them."""
 
@@ -154,6 +170,19 @@ class Engine:
             How many were captured; 0 when there is nothing left to do.
         """
         return self._runner.capture_pending(most) if self._runner is not None else 0
+
+    def stats(self) -> Stats:
+        """What has been kept and used so far. May be called from any thread; it waits for nothing."""
+        if self._runner is None:
+            return Stats()
+        return Stats(
+            image_cache_hits=self._runner.images.hits,
+            image_cache_misses=self._runner.images.misses,
+            image_cache_bytes=self._runner.images.size_bytes,
+            graphs=len(self._runner.graphs),
+            allocated_bytes=torch.cuda.memory_allocated(self.device),
+            reserved_bytes=torch.cuda.memory_reserved(self.device),
+        )
 
     def check_image(self, image: bytes, media_type: str | None = None) -> tuple[Fault, ...]:
         """Every fault that the image file's header shows, without decoding it."""

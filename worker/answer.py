@@ -68,7 +68,8 @@ class Engine(Protocol):
 
     It refuses a request with an exception that has `faults`, `(loc, msg, code)` of each, and says with one that has an
     `exit_code` that its process must end. It may also have `check_image(image, media_type)`, which gives a header's
-    faults, and `capture_pending(most)`, work that it likes to do while no job waits.
+    faults, `capture_pending(most)`, work that it likes to do while no job waits, and `stats()`, its counts, from any
+    thread.
     """
 
     @property

@@ -77,16 +77,23 @@ class Link:
         client: from `own_client`.
         name: the worker's name.
         is_stopping: whether the worker shall leave; a wait for the server ends then, unless a job is in hand.
+        on_end: told the status and code of a job that the server's scripts ended for us (one whose deadline passed).
     """
 
     def __init__(
-        self, client: redis.Redis, settings: Settings, name: str, is_stopping: Callable[[], bool] = lambda: False
+        self,
+        client: redis.Redis,
+        settings: Settings,
+        name: str,
+        is_stopping: Callable[[], bool] = lambda: False,
+        on_end: Callable[[str, str], None] = lambda status, code: None,
     ) -> None:
         self._redis = client
         self._settings = settings
         self._keys = settings.keys
         self._name = name
         self._is_stopping = is_stopping
+        self._on_end = on_end
         self._worker_keys = (self._keys.worker(name), self._keys.rq_worker(name))
         self._tokens = (f"{uuid.uuid4().hex[:16]}-{number}" for number in count(1))
         self._hint: str | None = None
@@ -135,7 +142,7 @@ class Link:
         """It is the turn of a job that was taken ahead. False if it has ended meanwhile or is no longer ours."""
         command = self._script(BEGIN, claim.job_id, claim.token, self._name, *self._worker_keys)
         notes, verdict = self._patiently(f"begin job {claim.job_id}", lambda: self._run(command), must=True)
-        log_notes(notes)
+        self._take_note(notes)
         if verdict == b"lost":
             log.warning("job lost id=%s: the lease of a job taken ahead had ended", claim.job_id)
         return bool(verdict == b"go")
@@ -143,7 +150,7 @@ class Link:
     def give_back(self, claim: Claim) -> None:
         """Put a job that was taken ahead back to the front of the queue; it counts as never taken."""
         try:
-            log_notes(self._run(self._script(GIVE_BACK, claim.job_id, claim.token)))
+            self._take_note(self._run(self._script(GIVE_BACK, claim.job_id, claim.token)))
         except redis_errors.RedisError as error:
             log.warning("could not give back job %s: %s; its lease brings it back", claim.job_id, error)
 
@@ -172,7 +179,7 @@ class Link:
         self._maintained_at_s = time.monotonic()
         command = self._script(MAINTAIN, SCAN_BUDGET, self._keys.rq_workers, self._keys.rq_queue_workers)
         try:
-            log_notes(self._run(command))
+            self._take_note(self._run(command))
         except redis_errors.RedisError as error:
             log.warning("maintenance failed: %s", error)
 
@@ -192,7 +199,7 @@ class Link:
             if reply is None:
                 return None
             (notes, job), payload = reply
-            log_notes(notes)
+            self._take_note(notes)
             if not job:
                 return None
             if job[0] != b"again":
@@ -230,6 +237,11 @@ class Link:
         woken = self._patiently("wait for a job", lambda: self._redis.blpop([self._keys.wake], timeout=BLOCK_S))
         if woken:
             self._hint = _as_hint(woken[1])
+
+    def _take_note(self, notes: list[bytes]) -> None:
+        for fields in log_notes(notes):
+            if fields["event"] == "ended":
+                self._on_end(fields["status"], fields["code"])
 
     def _script(self, script: Script, *args: str | int | float) -> Command:
         return call(script, self._keys, self._settings.policy, *args)
@@ -272,12 +284,13 @@ def needed_memory_bytes(waiting_bytes: int) -> int:
     return int(waiting_bytes * PAYLOAD_OVERHEAD) + OTHER_MEMORY_BYTES
 
 
-def own_client(connection: redis.Redis) -> redis.Redis:
-    """A client to the same server whose commands are never repeated behind our back, with timeouts above our blocks."""
+def own_client(connection: redis.Redis, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
+    """A client to the same server whose commands are never repeated behind our back; its timeout lies above our blocks
+    unless another is given."""
     options = get_connection_kwargs(connection) | {
         "retry": Retry(NoBackoff(), 0),
-        "socket_timeout": SOCKET_TIMEOUT_S,
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": min(timeout_s, CONNECT_TIMEOUT_S),
         "decode_responses": False,
         "socket_read_size": READ_BYTES,
     }
@@ -285,13 +298,14 @@ def own_client(connection: redis.Redis) -> redis.Redis:
     return redis.Redis(connection_pool=pool)
 
 
-def log_notes(notes: list[bytes]) -> None:
-    """What a script did beside its task, one line each."""
-    for note in notes:
-        fields = json.loads(note)
+def log_notes(notes: list[bytes]) -> list[dict[str, Any]]:
+    """What a script did beside its task, one line each; returns the notes' fields."""
+    read: list[dict[str, Any]] = [json.loads(note) for note in notes]
+    for fields in read:
         line = " ".join(f"{name}={fields[name]}" for name in sorted(fields) if name not in ("event", "id"))
         level = logging.INFO if fields["event"] == "ended" else logging.WARNING
         log.log(level, "job %s id=%s %s", fields["event"], fields["id"], line)
+    return read
 
 
 def _as_hint(entry: bytes) -> str | None:

@@ -18,6 +18,7 @@ from producer.server_url import checked_url
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 VARIABLE_PREFIX = "CUA_"
+MAX_PORT = 65_535
 DEVICE_PATTERN = re.compile(r"(cpu|cuda(:[0-9]+)?)?")
 
 
@@ -60,6 +61,11 @@ class Settings:
     restart_pause_s: float = 1.0
     """A supervisor's first pause before it starts a dead worker again; each next one is twice as long, up to 60."""
 
+    metrics_port: int = 0
+    """Where metrics are served for Prometheus; 0 serves none. Supervised workers count up from it, one a device."""
+    metrics_host: str = "127.0.0.1"
+    """The address that metrics are served at; beyond this machine only if it says so."""
+
     image_cache_bytes: int = 4 << 30
     """On a GPU, how much memory the states of past screenshots may take; 0 keeps none."""
     eager: bool = False
@@ -74,6 +80,8 @@ class Settings:
         ):  # fmt: skip
             if not 0 < getattr(self, name) < math.inf:
                 raise SettingsError(f"{name} is {getattr(self, name):g}; a number above 0 is allowed")
+        if not 0 <= self.metrics_port <= MAX_PORT:
+            raise SettingsError(f"metrics_port is {self.metrics_port}; 1 to {MAX_PORT}, or 0 for none, is allowed")
         if self.lease_s < 2 * self.beat_s:
             raise SettingsError(f"lease_s is {self.lease_s:g}; at least two beats of {self.beat_s:g} s are needed")
         if not DEVICE_PATTERN.fullmatch(self.device):

@@ -238,8 +238,8 @@ class Supervisor:
             if not NAME_PATTERN.fullmatch(f"{worker_name}-99999"):
                 raise SettingsError(f"worker name {name!r}: letters, digits, '_', '.' or '-', at most 48, are allowed")
         self._posts = [
-            Post(command, worker_name, replace(settings, device=device), register)
-            for worker_name, device in zip(names, devices, strict=True)
+            Post(command, worker_name, replace(settings, device=device, metrics_port=port), register)
+            for worker_name, device, port in zip(names, devices, metrics_ports(settings, len(devices)), strict=True)
         ]
         self._signals = 0
 
@@ -260,6 +260,11 @@ class Supervisor:
     def request_stop(self, signum: int, frame: object) -> None:
         """First signal: every worker finishes its job and leaves. The next one kills them."""
         self._signals += 1
+
+
+def metrics_ports(settings: Settings, workers: int) -> list[int]:
+    """Each worker's own port for metrics: the setting, and those that follow it."""
+    return [settings.metrics_port + number if settings.metrics_port else 0 for number in range(workers)]
 
 
 def devices_of(text: str, list_all: Callable[[], list[str]]) -> list[str]:

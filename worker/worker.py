@@ -46,6 +46,7 @@ from worker.answer import (
 from worker.beat import SERVING, Beat, Pulse, identity_facts
 from worker.link import Claim, Link, ServerLost, own_client
 from worker.lock import Device, DeviceLock, DeviceTaken
+from worker.metrics import NoMetrics, metrics_of
 from worker.progress import Progress
 from worker.rq_classes import MsgpackSerializer, SafeJob, SafeQueue
 from worker.settings import Settings, SettingsError
@@ -120,6 +121,7 @@ class GpuWorker(SimpleWorker):
         self._engine: Engine | None = None
         self._lock: DeviceLock | None = None
         self._is_ready = False
+        self._metrics = NoMetrics()
 
     def work(
         self,
@@ -145,7 +147,7 @@ class GpuWorker(SimpleWorker):
         """
         setup_loghandlers(logging_level or "INFO", date_format, log_format, name="worker")
         answered_jobs = 0
-        with self._life() as (link, beat):
+        with self._life() as (link, beat), metrics_of(self.connection, self.settings) as self._metrics:
             self._start(link, beat)
             with Ahead(self._link(), self._prepare, self._end, looks=max_jobs is None) as ahead:
                 answered_jobs = self._serve(link, ahead, burst, max_jobs, max_idle_time)
@@ -199,7 +201,13 @@ class GpuWorker(SimpleWorker):
                 self._lock.release()
 
     def _link(self) -> Link:
-        return Link(own_client(self.connection), self.settings, self.name, lambda: self._stop_requested)
+        return Link(
+            own_client(self.connection),
+            self.settings,
+            self.name,
+            is_stopping=lambda: self._stop_requested,
+            on_end=lambda status, code: self._metrics.ended(status, code),
+        )
 
     def _start(self, link: Link, beat: Beat) -> None:
         """All that comes before the first job."""
@@ -220,6 +228,7 @@ class GpuWorker(SimpleWorker):
             self._engine = self.load_engine(device, report)
             identity = self._engine.identity
             self._pulse.facts |= identity_facts(identity.name, dict(identity.hashes))
+            self._metrics.answers(identity.name, identity.hashes, getattr(self._engine, "stats", None))
             self._pulse.state = "warming"
             self._engine.warm_up(report)
         self._pulse.facts["progress"] = ""
@@ -283,6 +292,7 @@ class GpuWorker(SimpleWorker):
 
         def prepare() -> Ready:
             request = parse_request(claim.payload)
+            self._metrics.asked(len(request.questions))
             prepared = engine.prepare(request.image_bytes, questions_of(request), request.image_media_type)
             return Ready(claim, started_s, request, prepared)
 
@@ -326,6 +336,10 @@ class GpuWorker(SimpleWorker):
             log.warning("job lost id=%s attempts=%d: its lease had ended", claim.job_id, claim.attempts)
         else:
             code = outcome.code if ended.status == outcome.status else ended.status
+            self._metrics.ended(
+                ended.status, code, queue_ms=float(ended.queue_ms), prepare_ms=outcome.prepare_ms,
+                vision_ms=outcome.vision_ms, language_ms=outcome.language_ms, total_ms=float(ended.total_ms),
+            )  # fmt: skip
             log.info(
                 "job ended id=%s status=%s%s queue_ms=%s total_ms=%s attempts=%d",
                 claim.job_id, ended.status, f" code={code}" if code else "", ended.queue_ms, ended.total_ms,

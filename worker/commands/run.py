@@ -29,7 +29,8 @@ EPILOG = """examples:
 
 Every option is also an environment variable (CUA_REDIS_URL, CUA_QUEUE, CUA_CHECKPOINT, CUA_DEVICE, CUA_PREFIX,
 CUA_RESULT_TTL_S, CUA_LEASE_S, CUA_BEAT_S, CUA_MAX_ATTEMPTS, CUA_PATIENCE_S, CUA_RUNTIME_DIR, CUA_IMAGE_CACHE_BYTES,
-CUA_EAGER, CUA_STAGE_LIMIT_S, CUA_START_LIMIT_S, CUA_RESTART_PAUSE_S, CUA_MAX_WAITING_BYTES).
+CUA_EAGER, CUA_STAGE_LIMIT_S, CUA_START_LIMIT_S, CUA_RESTART_PAUSE_S, CUA_MAX_WAITING_BYTES,
+CUA_METRICS_PORT, CUA_METRICS_HOST).
 
 exit codes: 0 left as asked, 1 gave up on the server, or hung (every thread's frames are printed), 2 wrong settings,
 3 the checkpoint is not what its pin says, 4 the warm-up failed, 5 the device failed
@@ -72,6 +73,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--start-limit-s", type=float, metavar="S", help="a start that lasts longer is a hang (default 1800)"
     )
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus (default: none; needs `metrics`)"
+    )
+    parser.add_argument("--metrics-host", metavar="HOST", help="the address to serve them at (default 127.0.0.1)")
     parser.add_argument("--burst", action="store_true", help="leave when the queue is empty")
     parser.add_argument(
         "--embedded",
