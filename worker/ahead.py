@@ -2,7 +2,7 @@
 
 It looks only while the device computes, holds one job at most, and takes none that an idle worker could begin at once
 (the server knows). Its connection is its own. A job that it holds is begun by the worker, or goes back. While one is
-held, it also writes the end of the job before, so that the device need not wait for the server.
+held, it also writes the end of the job before, so that the device need not wait for that.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Ahead:
         self._looks = looks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._job: Future[Ready | None] | None = None
+        self._ended: Ending | None = None
         self._written: Future[None] | None = None
         self.ended_jobs = 0
         self._last_s = 0.0
@@ -80,21 +81,26 @@ class Ahead:
     ) -> None:
         """Write what is to be written; give back the job that is held."""
         try:
-            if (ready := self.take()) is not None:
+            ready = self.take()
+            self.settle()
+            if ready is not None:
                 self._link.give_back(ready.claim)
-            if self._written is not None:
-                self._written.result()
         finally:
             self._thread.shutdown()
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Look for the next job while the block computes. What was found before must have been taken."""
+        """Write what is to be written and look for the next job while the block computes.
+
+        What was found before must have been taken.
+        """
         is_free = threading.Event()
         started_s = time.monotonic()
+        if self._ended is not None:
+            self._written = self._thread.submit(self._end, self._link, self._ended)
+            self._ended = None
         if self._looks:
-            pause_s = max(POLL_S, self._last_s - LEAD_S)
-            self._job = self._thread.submit(self._look, is_free, pause_s, self._written)
+            self._job = self._thread.submit(self._look, is_free, max(POLL_S, self._last_s - LEAD_S))
         try:
             yield
         finally:
@@ -106,18 +112,25 @@ class Ahead:
         job = self._job
         return job is not None and job.done() and job.exception() is None and job.result() is not None
 
-    def write(self, ending: Ending) -> None:
-        """Write the end of a job in this thread."""
-        self._written = self._thread.submit(self._end, self._link, ending)
+    def write_beside(self, ended: Ending) -> None:
+        """Write the end of a job beside the next one's work on the device."""
+        self._ended = ended
+
+    def settle(self) -> None:
+        """Return when the end of every job that was on the device is written: ends have the order of the jobs."""
+        if self._written is not None:
+            self._written.result()
+            self._written = None
+        if self._ended is not None:  # and there was no next one
+            self._end(self._link, self._ended)
+            self._ended = None
 
     def take(self) -> Ready | None:
         """The job that was found, if any, when it is prepared."""
         job, self._job = self._job, None
         return job.result() if job is not None else None
 
-    def _look(self, is_free: threading.Event, pause_s: float, written: Future[None] | None) -> Ready | None:
-        if written is not None:
-            written.result()  # it ran in this thread: only says if it failed
+    def _look(self, is_free: threading.Event, pause_s: float) -> Ready | None:
         while not is_free.wait(pause_s):
             pause_s = POLL_S
             claim = self._link.take_ahead()

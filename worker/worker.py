@@ -259,6 +259,7 @@ class GpuWorker(SimpleWorker):
         while not self._stop_requested:
             if (ready := ahead.take()) is not None and self._begin(link, ready.claim):
                 return ready._replace(started_s=time.monotonic())
+            ahead.settle()
             claim = link.take(block=block)
             if claim is None:
                 break
@@ -281,8 +282,9 @@ class GpuWorker(SimpleWorker):
             with ahead.beside():
                 job = self._decide(job)
         if ahead.is_holding() and job.fatal is None:
-            ahead.write(job)  # the device goes on meanwhile
+            ahead.write_beside(job)  # the device need not wait for it
         else:
+            ahead.settle()
             self._end(link, job)
 
     def _prepare(self, claim: Claim) -> Ready | Ending:
