@@ -98,10 +98,11 @@ def _stages(result: Result, style: Style) -> Iterator[str]:
 def _recent_row(result: Result) -> tuple[str, ...]:
     finished = f"{result.finished_at:%H:%M:%S}" if result.finished_at else ""
     total = result.timings.total_ms
-    return (finished, result.job_id, result.status, _outcome(result), "" if total is None else f"{total:.1f}")
+    return (finished, result.job_id, result.status, outcome(result), "" if total is None else f"{total:.1f}")
 
 
-def _outcome(result: Result) -> str:
+def outcome(result: Result) -> str:
+    """A job's end in a few words: the first question's choice, or the code."""
     if result.error is not None:
         return cell(result.error.code)
     choices = [f"{cell(name)}={cell(answer.choice)}" for name, answer in result.answers.items()]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from worker.commands import export, fetch, queue, run, status, synthesize, verify
+from worker.commands import dashboard, export, fetch, queue, run, status, synthesize, verify
 
-COMMANDS = (run, status, queue, fetch, verify, export, synthesize)
+COMMANDS = (run, status, queue, dashboard, fetch, verify, export, synthesize)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ from worker.settings import SettingsError
 
 EXIT_NONE_READY = 1
 EXIT_USAGE = 2
+HEADER = ("worker", "state", "device", "jobs", "model", "last beat")
 _POLL_S = 0.2
 EPILOG = """examples:
   python -m worker status                                  a table of the workers
@@ -64,7 +65,7 @@ def show(arguments: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
     while True:
-        status, problem = _read(client, settings.keys)
+        status, problem = read_status(client, settings.keys)
         if (status and status.is_serving) or time.monotonic() >= give_up_at_s:
             break
         time.sleep(_POLL_S)
@@ -77,14 +78,14 @@ def show(arguments: argparse.Namespace) -> int:
 
 def table(status: Status) -> str:
     """The status for a person."""
-    header = ("worker", "state", "device", "jobs", "model", "last beat")
-    rows = [header, *(_row(name, worker) for name, worker in sorted(status.workers.items()))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    rows = [HEADER, *(row(name, worker) for name, worker in sorted(status.workers.items()))]
+    widths = [max(len(cells[column]) for cells in rows) for column in range(len(HEADER))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
     return "\n".join([*lines, f"{status.waiting} waiting, {status.running} running"])
 
 
-def _row(name: str, worker: dict[str, str]) -> tuple[str, ...]:
+def row(name: str, worker: dict[str, str]) -> tuple[str, ...]:
+    """A worker's line under `HEADER`."""
     state = " ".join(part for part in (worker.get("state", ""), worker.get("progress", "")) if part)
     if worker.get("error"):
         state += f": {worker['error'].splitlines()[0][:60]}"
@@ -92,7 +93,8 @@ def _row(name: str, worker: dict[str, str]) -> tuple[str, ...]:
     return (name, state, *shown)
 
 
-def _read(client: redis.Redis, keys: Keys) -> tuple[Status | None, str]:
+def read_status(client: redis.Redis, keys: Keys) -> tuple[Status | None, str]:
+    """The status, or None and why the server cannot tell it. The client decodes replies."""
     try:
         names = [str(name) for name in client.zrange(keys.workers, 0, -1)]
         with client.pipeline(transaction=False) as pipeline:
