@@ -133,6 +133,8 @@ class NoopWorker(GpuWorker):
 
     def choose_device(self) -> Device:
         name = self.settings.device or f"noop-{self.name}"
+        if name == os.environ.get("NOOP_BROKEN"):
+            raise Fatal(3, f"the checkpoint for {name} is not what its pin says")
         return Device(name, "no device", name)
 
     def console(self) -> Report:

@@ -9,11 +9,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.servers import IMAGE, QUESTIONS, Place, asking, wait_until
+from tests.servers import IMAGE, QUESTIONS, OwnServer, Place, asking, wait_until
 from worker.settings import Settings, SettingsError
 from worker.supervise import devices_of
 
@@ -54,34 +55,25 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_killed_workers_job_is_anothers_within_two_seconds_and_the_worker_is_back(place: Place) -> None:
+def test_a_killed_workers_job_is_free_within_two_seconds_and_no_other_is(place: Place) -> None:
     place.changes |= LONG_LEASE
-    with supervised(place), place.client() as client:
-        job_id = client.submit(IMAGE, asking("sleep 1.0"))
-        place.wait_running(job_id)
-        first = pid_of(place, "w-1")
-        with place.process(name="other"):
-            os.kill(first, signal.SIGKILL)
-            killed_s = time.monotonic()
-            wait_until(lambda: place.redis.hget(place.keys.rq_job(job_id), "attempts") == "2", "the second attempt")
-            assert time.monotonic() - killed_s < 2.0
-            result = client.result(job_id)
-        assert (result.status, result.attempts) == ("ok", 2) and result.worker in ("other", "w-2")
+    with supervised(place), place.process(name="other"), place.client() as client:
+        for _ in range(2):
+            place.wait_running(client.submit(IMAGE, asking("sleep 1.5")))
+        jobs = {place.redis.hget(place.keys.worker(name), "job"): name for name in ("w-1", "other")}
+        leases = {name: place.redis.hget(place.keys.rq_job(str(job)), "lease") for job, name in jobs.items()}
+        (job_id,) = (str(job) for job, name in jobs.items() if name == "w-1")
+        os.kill(pid_of(place, "w-1"), signal.SIGKILL)
+        killed_s = time.monotonic()
+        wait_until(lambda: place.redis.hget(place.keys.rq_job(job_id), "lease") != leases["w-1"], "it to be free")
+        assert time.monotonic() - killed_s < 2.0
+        results = {name: client.result(str(job)) for job, name in jobs.items()}
+        assert (results["other"].attempts, results["other"].worker) == (1, "other")
+        assert results["w-1"].attempts == 2 and results["w-1"].worker in ("other", "w-2")
         place.wait_ready("w-2")
-        assert client.decide(IMAGE, QUESTIONS).worker == "w-2"
         buried = place.redis.hgetall(place.keys.worker("w-1"))
         assert buried["state"] == "failed" and "SIGKILL" in buried["error"] and "job" not in buried
         assert not place.redis.sismember(place.keys.rq_queue_workers, place.keys.rq_worker("w-1"))
-
-
-def test_only_the_dead_workers_jobs_are_freed(place: Place) -> None:
-    place.changes |= LONG_LEASE
-    with supervised(place), place.client() as client, place.process(name="other"):
-        ids = [client.submit(IMAGE, asking(f"sleep {seconds}")) for seconds in ("1.5", "1.6")]
-        for job_id in ids:
-            place.wait_running(job_id)
-        os.kill(pid_of(place, "w-1"), signal.SIGKILL)
-        assert {client.result(job_id).attempts for job_id in ids} == {1, 2}
 
 
 def test_a_job_that_kills_every_worker_ends_and_the_supervisor_does_not(place: Place) -> None:
@@ -106,7 +98,19 @@ def test_a_worker_whose_beat_stops_is_killed(place: Place, stop: str) -> None:
             place.wait_running(job_id)
             client.cancel(job_id)  # so that it hangs no other
         wait_until(lambda: not is_alive(first), "the hung worker to be killed")
-        assert client.decide(IMAGE, QUESTIONS).worker == "w-2"
+        assert client.decide(IMAGE, QUESTIONS).worker != "w-1"
+
+
+def test_nobody_is_killed_for_a_server_that_is_away(place: Place, own_server: OwnServer) -> None:
+    place = replace(place, url=own_server.url, changes={"lease_s": 1.0, "beat_s": 0.2})
+    with supervised(place), place.client() as client:
+        worker = pid_of(place, "w-1")
+        own_server.kill()
+        time.sleep(2.5)  # longer than two leases
+        assert is_alive(worker)
+        own_server.start()
+        assert client.decide(IMAGE, QUESTIONS).worker == "w-1"
+        assert pid_of(place, "w-1") == worker
 
 
 def test_the_first_signal_finishes_the_job_and_the_worker_is_not_started_again(place: Place) -> None:
@@ -176,9 +180,8 @@ def test_burst_ends_the_supervisor_too(place: Place) -> None:
         assert client.result(job_id).worker == "w-1"
 
 
-@pytest.mark.parametrize("devices", ["all", "cuda:0,cuda:1"])
-def test_one_worker_a_device(place: Place, devices: str) -> None:
-    with supervised(place, "--devices", devices, ready="w-cuda0-1") as process:
+def test_one_worker_a_device(place: Place) -> None:
+    with supervised(place, "--devices", "all", ready="w-cuda0-1") as process:
         place.wait_ready("w-cuda1-1")
         for index in (0, 1):
             assert place.redis.hget(place.keys.worker(f"w-cuda{index}-1"), "device") == f"cuda:{index}"
@@ -189,10 +192,22 @@ def test_one_worker_a_device(place: Place, devices: str) -> None:
         assert process.wait(timeout=20) == 0
 
 
+def test_a_device_that_is_given_up_does_not_stop_the_others(place: Place) -> None:
+    with supervised(place, "--devices", "all", ready="w-cuda0-1", environment={"NOOP_BROKEN": "cuda:1"}) as process:
+        wait_until(lambda: place.state("w-cuda1-1") == "failed", "the other one to fail")
+        broken = Path(f"/proc/{pid_of(place, 'w-cuda1-1')}")
+        wait_until(lambda: not broken.exists(), "the supervisor to take notice")
+        with place.client() as client:
+            assert client.decide(IMAGE, QUESTIONS).worker == "w-cuda0-1"
+        process.terminate()
+        assert process.wait(timeout=20) == 3
+
+
 @pytest.mark.parametrize("devices", ["", "tpu", "cuda:0,cuda:0", "cuda:0,,cpu"])
 def test_devices_are_named_once_each(devices: str) -> None:
     with pytest.raises(SettingsError, match="--devices"):
         devices_of(devices, list)
+    assert devices_of("cuda:1, cpu", list) == ["cuda:1", "cpu"]
 
 
 def test_a_device_or_several(place: Place) -> None:

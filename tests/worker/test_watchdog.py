@@ -9,7 +9,7 @@ import pytest
 
 from tests.servers import IMAGE, ROOT, Place, asking
 
-LIMITS = {"lease_s": 0.6, "beat_s": 0.2, "stage_limit_s": 0.5}
+LIMITS = {"lease_s": 0.4, "beat_s": 0.1, "stage_limit_s": 0.3}
 HANGS = {"NOOP_HANGS": "1"}
 SECRET = "the words of a prompt"
 # The second keeps the interpreter's lock, as a GPU call may; the first lets it go, so the beat goes on.
