@@ -1,21 +1,24 @@
 """The tiny model of the page: its sizes, its tokenizer, its tensors by their published names, and writing a checkpoint.
 
 The architecture and the layout are those of the published checkpoint; only the numbers are small.
+`python -m examples.page.model RUN OUT` writes the checkpoint of a training run.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from engine.checkpoint.layout import LORA_ALPHA, LORA_RANK, LoraModule, adapter_tensors, base_tensors, lora_modules
-from engine.checkpoint.paths import PIN, WEIGHTS_INDEX
+from engine.checkpoint.paths import PIN
 from engine.checkpoint.pins import ADAPTER_FOLDER, Pin
 from engine.checkpoint.sizes import model_config
 from engine.checkpoint.synthesize import make_pin, plan_tensor_files, small_files
@@ -145,20 +148,40 @@ def _pair(module: LoraModule, tensors: Mapping[str, Tensor]) -> Tensor:
     return pair
 
 
-def write_checkpoint(out: Path, tensors: Mapping[str, Tensor], name: str = NAME) -> Pin:
+def write_checkpoint(out: Path, tensors: Mapping[str, Tensor], vocabulary: Tokenizer) -> Pin:
     """Write `out/base`, `out/adapter` and `out/pin.json`, the base in BF16, the adapter in float32."""
-    vocabulary = tokenizer()
     raw = raw_config(vocabulary)
     planned = plan_tensor_files(raw)
     texts = {"tokenizer.json": vocabulary.to_str().encode(), "tokenizer_config.json": json.dumps({}).encode()}
     (out / "base").mkdir(parents=True)
     (out / "adapter" / ADAPTER_FOLDER).mkdir(parents=True)
-    for path, text in small_files(raw, planned, texts, f"{name}-base").items():
+    for path, text in small_files(raw, planned, texts, f"{NAME}-base").items():
         (out / path).write_bytes(text)
     for path, plan in planned.plans.items():
         dtypes = {tensor.name: torch.float32 if tensor.dtype == "F32" else torch.bfloat16 for tensor in plan.tensors}
         save_file({key: tensors[key].to(dtype).contiguous() for key, dtype in dtypes.items()}, out / path)
-    assert (out / "base" / WEIGHTS_INDEX).exists()
-    pin = make_pin(out, name, "1", PROVENANCE)
+    pin = make_pin(out, NAME, "1", PROVENANCE)
     pin.write(out / PIN)
     return pin
+
+
+def main() -> int:
+    """Write the checkpoint of a training run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example:\n  python -m examples.page.model .train/run examples/page/checkpoint",
+    )
+    parser.add_argument("run", type=Path, help="the folder that `examples.page.train` wrote")
+    parser.add_argument("out", type=Path, help="the checkpoint's new folder")
+    options = parser.parse_args()
+    if options.out.exists():
+        parser.error(f"{options.out} exists: name a new folder, or remove it")
+    vocabulary = Tokenizer.from_file(str(options.run / "tokenizer.json"))
+    pin = write_checkpoint(options.out, load_file(options.run / "weights.safetensors"), vocabulary)
+    print(f"{pin.name} is in {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
