@@ -54,7 +54,7 @@ class _Limits:
     def _set_timer(self) -> None:
         if self._running:
             end_s, limit_s = min(self._running.values())
-            latest_s = end_s + min(MAX_GRACE_S, limit_s)
+            latest_s = end_s + min(MAX_GRACE_S, 5 * TICK_S + limit_s)
             if not end_s <= self._timer_s <= latest_s:
                 self._timer_s = latest_s
                 left_s = max(0.001, latest_s - time.monotonic())
@@ -88,6 +88,7 @@ def _watcher() -> threading.Thread:
 def _watch() -> None:
     while not _limits.look():
         time.sleep(TICK_S)
+    faulthandler.cancel_dump_traceback_later()
     print("Timeout: a stage of this worker lasts longer than its limit.", file=_console(), flush=True)
     faulthandler.dump_traceback(_console())
     os._exit(1)
