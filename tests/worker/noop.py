@@ -104,6 +104,13 @@ class NoopEngine:
         return NoopDecision(probabilities, sum(len(question.goal) for question in questions))
 
 
+class LeftOnTheDevice:
+    """As a tensor on a lost device: freeing it ends the process."""
+
+    def __del__(self) -> None:
+        os.abort()
+
+
 def probabilities_of(image: bytes, question: Question) -> tuple[float, ...]:
     """Something that changes with every byte."""
     seeds = [hashlib.sha256(image + repr((question.goal, label)).encode()).digest() for label in question.labels]
@@ -120,6 +127,8 @@ def _obey(goal: str) -> None:
         case ["refuse"]:
             raise Refusal((("questions.q", "the prompt is too long", "prompt_too_long"),))
         case ["fatal"]:
+            if os.environ.get("NOOP_ABORTS"):
+                sys.modules["__main__"].left_on_the_device = LeftOnTheDevice()  # type: ignore[attr-defined]
             raise Fatal(5, "the device is gone")
         case ["hang", how, *_] if os.environ.get("NOOP_HANGS"):
             # ctypes.PyDLL keeps the interpreter's lock through the call.

@@ -129,7 +129,7 @@ def test_a_failed_warm_up_ends_it_with_its_reason(place: Place) -> None:
 
 
 def test_a_lost_device_ends_it_after_the_job_is_answered(place: Place) -> None:
-    with place.process() as process, place.client() as client:
+    with place.process(environment={"NOOP_ABORTS": "1"}) as process, place.client() as client:
         result = client.decide(IMAGE, asking("fatal"))
         assert result.error is not None and result.error.code == "inference_failed"
         assert process.wait(timeout=20) == 5
