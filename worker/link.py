@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from rq.connections import get_connection_kwargs
 from producer.limits import MAX_PAYLOAD_BYTES
 from producer.scripts import Command, Script, call
 from worker.answer import Outcome
+from worker.logs import event
 from worker.scripts import BEGIN, CLAIM, FINISH, GIVE_BACK, LEAVE, MAINTAIN
 from worker.settings import Settings, SettingsError
 
@@ -68,6 +70,16 @@ class Ended(NamedTuple):
     status: str
     queue_ms: str
     total_ms: str
+
+    def stages_ms(self, outcome: Outcome) -> dict[str, float | None]:
+        """The milliseconds of each stage; None for one that the job never reached."""
+        return {
+            "queue_ms": _as_ms(self.queue_ms),
+            "prepare_ms": outcome.prepare_ms,
+            "vision_ms": outcome.vision_ms,
+            "language_ms": outcome.language_ms,
+            "total_ms": _as_ms(self.total_ms),
+        }
 
 
 class Link:
@@ -144,7 +156,10 @@ class Link:
         notes, verdict = self._patiently(f"begin job {claim.job_id}", lambda: self._run(command), must=True)
         self._take_note(notes)
         if verdict == b"lost":
-            log.warning("job lost id=%s: the lease of a job taken ahead had ended", claim.job_id)
+            log.warning(
+                "job lost id=%s: the lease of a job taken ahead had ended", claim.job_id,
+                extra=event("job_lost", job_id=claim.job_id, attempts=claim.attempts),
+            )  # fmt: skip
         return bool(verdict == b"go")
 
     def give_back(self, claim: Claim) -> None:
@@ -304,13 +319,26 @@ def log_notes(notes: list[bytes]) -> list[dict[str, Any]]:
     for fields in read:
         line = " ".join(f"{name}={fields[name]}" for name in sorted(fields) if name not in ("event", "id"))
         level = logging.INFO if fields["event"] == "ended" else logging.WARNING
-        log.log(level, "job %s id=%s %s", fields["event"], fields["id"], line)
+        more = {name: fields[name] for name in fields if name not in ("event", "id")}
+        log.log(
+            level, "job %s id=%s %s", fields["event"], fields["id"], line,
+            extra=event(f"job_{fields['event']}", job_id=fields["id"], **more),
+        )  # fmt: skip
     return read
 
 
 def _as_hint(entry: bytes) -> str | None:
     """A queue's entry as the id that comes next, perhaps: strangers push what they like."""
     return entry.decode("ascii", "replace") or None
+
+
+def _as_ms(text: str) -> float | None:
+    """What a result's hash says, which a stranger may have written."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _ms(value: float | None) -> str:

@@ -19,6 +19,7 @@ from producer.server_url import checked_url
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 VARIABLE_PREFIX = "CUA_"
 MAX_PORT = 65_535
+LOG_FORMATS = ("text", "json")
 DEVICE_PATTERN = re.compile(r"(cpu|cuda(:[0-9]+)?)?")
 
 
@@ -65,6 +66,8 @@ class Settings:
     """Where metrics are served for Prometheus; 0 serves none. Supervised workers count up from it, one a device."""
     metrics_host: str = "127.0.0.1"
     """The address that metrics are served at; beyond this machine only if it says so."""
+    log_format: str = "text"
+    """`text`, or `json`: one object a line on standard output."""
 
     image_cache_bytes: int = 4 << 30
     """On a GPU, how much memory the states of past screenshots may take; 0 keeps none."""
@@ -82,6 +85,8 @@ class Settings:
                 raise SettingsError(f"{name} is {getattr(self, name):g}; a number above 0 is allowed")
         if not 0 <= self.metrics_port <= MAX_PORT:
             raise SettingsError(f"metrics_port is {self.metrics_port}; 1 to {MAX_PORT}, or 0 for none, is allowed")
+        if self.log_format not in LOG_FORMATS:
+            raise SettingsError(f"log_format is {self.log_format!r}; {' or '.join(LOG_FORMATS)} is allowed")
         if self.lease_s < 2 * self.beat_s:
             raise SettingsError(f"lease_s is {self.lease_s:g}; at least two beats of {self.beat_s:g} s are needed")
         if not DEVICE_PATTERN.fullmatch(self.device):

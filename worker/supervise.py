@@ -23,14 +23,14 @@ import redis.exceptions as redis_errors
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT
-from rq.logutils import setup_loghandlers
 
 from producer.scripts import call
 from worker.link import log_notes
+from worker.logs import set_up
 from worker.queue_facts import SERVING_STATES
 from worker.scripts import BURY
 from worker.settings import DEVICE_PATTERN, Settings, SettingsError
-from worker.worker import LOG_FORMAT, NAME_PATTERN
+from worker.worker import NAME_PATTERN
 
 # A restart cures none of these: left as asked, wrong settings, the wrong checkpoint.
 FINAL_CODES = (0, 2, 3)
@@ -232,6 +232,7 @@ class Supervisor:
     """
 
     def __init__(self, command: Sequence[str], name: str, settings: Settings, devices: Sequence[str]) -> None:
+        self._settings = settings
         register = Register(settings)
         names = [f"{name}-{device.replace(':', '')}" for device in devices] if len(devices) > 1 else [name]
         for worker_name in names:
@@ -245,7 +246,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Supervise until every worker has left for good; returns the exit code of the first that did not as asked."""
-        setup_loghandlers("INFO", DEFAULT_LOGGING_DATE_FORMAT, LOG_FORMAT, name="worker")
+        set_up(self._settings, "INFO", DEFAULT_LOGGING_DATE_FORMAT)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self.request_stop)
             signal.signal(signal.SIGTERM, self.request_stop)

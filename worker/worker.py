@@ -25,7 +25,6 @@ from typing import NoReturn, TypeVar
 import redis
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT
 from rq.job import Job
-from rq.logutils import setup_loghandlers
 from rq.queue import Queue
 from rq.worker import DequeueStrategy, SimpleWorker
 
@@ -46,6 +45,7 @@ from worker.answer import (
 from worker.beat import SERVING, Beat, Pulse, identity_facts
 from worker.link import Claim, Link, ServerLost, own_client
 from worker.lock import Device, DeviceLock, DeviceTaken
+from worker.logs import TEXT_FORMAT, event, set_up
 from worker.metrics import NoMetrics, metrics_of
 from worker.progress import Progress
 from worker.rq_classes import MsgpackSerializer, SafeJob, SafeQueue
@@ -57,7 +57,6 @@ EXIT_USAGE = 2
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # A job that took longer to prepare may have been cancelled since it was taken: worth asking the server.
 LOOK_AFTER_S = 0.005
-LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 log = logging.getLogger("worker")
 T = TypeVar("T")
@@ -128,7 +127,7 @@ class GpuWorker(SimpleWorker):
         burst: bool = False,
         logging_level: str | None = None,
         date_format: str = DEFAULT_LOGGING_DATE_FORMAT,
-        log_format: str = LOG_FORMAT,
+        log_format: str = TEXT_FORMAT,
         max_jobs: int | None = None,
         max_idle_time: int | None = None,
         with_scheduler: bool = False,
@@ -145,7 +144,7 @@ class GpuWorker(SimpleWorker):
         Raises:
             SystemExit: it could not start or go on: 1, 2 (settings), 3 (checkpoint), 4 (warm-up) or 5 (device).
         """
-        setup_loghandlers(logging_level or "INFO", date_format, log_format, name="worker")
+        set_up(self.settings, logging_level or "INFO", date_format, log_format)
         answered_jobs = 0
         with self._life() as (link, beat), metrics_of(self.connection, self.settings) as self._metrics:
             self._start(link, beat)
@@ -212,7 +211,8 @@ class GpuWorker(SimpleWorker):
     def _start(self, link: Link, beat: Beat) -> None:
         """All that comes before the first job."""
         self._install_signal_handlers()
-        log.info("worker starting name=%s queue=%s", self.name, self.settings.queue)
+        starting = event("worker_starting", worker=self.name, queue=self.settings.queue)
+        log.info("worker starting name=%s queue=%s", self.name, self.settings.queue, extra=starting)
         with limited(self.settings.start_limit_s):
             device = self.choose_device()
         log.info("device %s (%s)%s", device.name, device.description, "" if self.settings.device else ", chosen")
@@ -235,7 +235,8 @@ class GpuWorker(SimpleWorker):
         self._pulse.state = SERVING
         self._is_ready = True
         beat.beat()  # says what answers before the first answer can be read
-        log.info("worker ready name=%s model=%s", self.name, identity.name)
+        ready = event("worker_ready", worker=self.name, model=identity.name)
+        log.info("worker ready name=%s model=%s", self.name, identity.name, extra=ready)
 
     def _serve(self, link: Link, ahead: Ahead, burst: bool, max_jobs: int | None, max_idle_s: float | None) -> int:
         """Answer jobs until there is a reason to leave; returns how many."""
@@ -251,7 +252,9 @@ class GpuWorker(SimpleWorker):
             elif capture := getattr(self._engine, "capture_pending", None):
                 with limited(self.settings.stage_limit_s):
                     capture(1)  # graphs for what has been asked since, one at a time, while nobody waits
-        log.info("worker leaves name=%s jobs=%d", self.name, jobs + ahead.ended_jobs)
+        all_jobs = jobs + ahead.ended_jobs
+        leaving = event("worker_leaves", worker=self.name, jobs=all_jobs)
+        log.info("worker leaves name=%s jobs=%d", self.name, all_jobs, extra=leaving)
         return jobs
 
     def _next(self, link: Link, ahead: Ahead, *, block: bool) -> Ready | Ending | None:
@@ -324,7 +327,9 @@ class GpuWorker(SimpleWorker):
             # An unexpected error's message stays out of the log: it may repeat a prompt.
             told = f": {error}" if is_fatal else ""
             trace = "".join(traceback.format_tb(error.__traceback__))
-            log.error("job failed id=%s: %s%s\n%s", claim.job_id, type(error).__name__, told, trace)
+            kind = type(error).__name__
+            failure = event("job_failed", job_id=claim.job_id, error=kind)
+            log.error("job failed id=%s: %s%s\n%s", claim.job_id, kind, told, trace, extra=failure)
             return Ending(claim, started_s, failed(error), error if is_fatal else None)
 
     def _end(self, link: Link, job: Ending) -> None:
@@ -335,17 +340,17 @@ class GpuWorker(SimpleWorker):
         ended = link.finish(claim, outcome, model=self._loaded_engine.identity.name, state=state, run_ms=run_ms)
         self._pulse.in_hand.pop(claim.token)
         if ended is None:
-            log.warning("job lost id=%s attempts=%d: its lease had ended", claim.job_id, claim.attempts)
+            lost = event("job_lost", job_id=claim.job_id, attempts=claim.attempts)
+            log.warning("job lost id=%s attempts=%d: its lease had ended", claim.job_id, claim.attempts, extra=lost)
         else:
             code = outcome.code if ended.status == outcome.status else ended.status
-            self._metrics.ended(
-                ended.status, code, queue_ms=float(ended.queue_ms), prepare_ms=outcome.prepare_ms,
-                vision_ms=outcome.vision_ms, language_ms=outcome.language_ms, total_ms=float(ended.total_ms),
-            )  # fmt: skip
+            stages_ms = ended.stages_ms(outcome)
+            self._metrics.ended(ended.status, code, **stages_ms)
             log.info(
                 "job ended id=%s status=%s%s queue_ms=%s total_ms=%s attempts=%d",
                 claim.job_id, ended.status, f" code={code}" if code else "", ended.queue_ms, ended.total_ms,
-                claim.attempts,
+                claim.attempts, extra=event("job_ended", job_id=claim.job_id, status=ended.status, code=code,
+                                            attempts=claim.attempts, worker=self.name, **stages_ms),
             )  # fmt: skip
         if job.fatal:
             raise job.fatal
@@ -357,9 +362,12 @@ class GpuWorker(SimpleWorker):
 
     def _fail(self, exit_code: int, reason: str) -> None:
         self.exit_code = exit_code
+        if exit_code == EXIT_DEVICE and threading.current_thread() is threading.main_thread():
+            # The interpreter's end would free what lies on the device, meet its error again and abort.
+            atexit.register(_end_process, exit_code)
         self._pulse.state = "failed"
         self._pulse.facts |= {"error": reason[:2000], "progress": ""}
-        log.error("worker failed: %s", reason)
+        log.error("worker failed: %s", reason, extra=event("worker_failed", worker=self.name, exit_code=exit_code))
 
     def _install_signal_handlers(self) -> None:
         if threading.current_thread() is threading.main_thread():

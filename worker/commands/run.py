@@ -16,7 +16,7 @@ import redis
 
 from worker.commands.options import add_place_options, settings_of
 from worker.embedded import EmbeddedServer
-from worker.settings import Settings, SettingsError
+from worker.settings import LOG_FORMATS, Settings, SettingsError
 from worker.supervise import Supervisor, devices_of, list_devices
 from worker.worker import EXIT_USAGE, GpuWorker, fresh_name
 
@@ -30,7 +30,7 @@ EPILOG = """examples:
 Every option is also an environment variable (CUA_REDIS_URL, CUA_QUEUE, CUA_CHECKPOINT, CUA_DEVICE, CUA_PREFIX,
 CUA_RESULT_TTL_S, CUA_LEASE_S, CUA_BEAT_S, CUA_MAX_ATTEMPTS, CUA_PATIENCE_S, CUA_RUNTIME_DIR, CUA_IMAGE_CACHE_BYTES,
 CUA_EAGER, CUA_STAGE_LIMIT_S, CUA_START_LIMIT_S, CUA_RESTART_PAUSE_S, CUA_MAX_WAITING_BYTES,
-CUA_METRICS_PORT, CUA_METRICS_HOST).
+CUA_METRICS_PORT, CUA_METRICS_HOST, CUA_LOG_FORMAT).
 
 exit codes: 0 left as asked, 1 gave up on the server, or hung (every thread's frames are printed), 2 wrong settings,
 3 the checkpoint is not what its pin says, 4 the warm-up failed, 5 the device failed
@@ -77,6 +77,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--metrics-port", type=int, metavar="PORT", help="serve metrics for Prometheus (default: none; needs `metrics`)"
     )
     parser.add_argument("--metrics-host", metavar="HOST", help="the address to serve them at (default 127.0.0.1)")
+    parser.add_argument("--log-format", choices=LOG_FORMATS, help="lines of text (default) or JSON objects")
     parser.add_argument("--burst", action="store_true", help="leave when the queue is empty")
     parser.add_argument(
         "--embedded",
