@@ -31,6 +31,8 @@ EXIT_ANSWERED, EXIT_NOT_ANSWERED, EXIT_REFUSED, EXIT_NO_RESULT, EXIT_INTERRUPTED
 # How often a watch looks for new ends.
 WATCH_POLL_S = 0.5
 EXIT_CODES_TEXT = """\
+needs: the Redis server; for an answer also a worker there (python -m worker run). No GPU, no torch.
+
 exit codes:
   0  answered (submit: accepted)
   1  the job ended without an answer: invalid, expired, failed or cancelled
@@ -134,7 +136,7 @@ def connect_client(settings: Settings) -> Client:
 
 def main(argv: Sequence[str] | None = None, connect: Callable[[Settings], Asker] = connect_client) -> int:
     """Run one command; returns its exit code. `connect` makes the client."""
-    args = _parser().parse_args(argv)
+    args = build_parser().parse_args(argv)
     try:
         code: int = args.run(args, connect(_settings(args)))
         return code
@@ -233,7 +235,8 @@ def _print_refusal(error: ErrorBody, *, as_json: bool) -> None:
         print(f"refused, {error_text(error)}", file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m producer",
         description="Closed questions about a screenshot, answered by a worker on a Redis queue.",

@@ -17,10 +17,10 @@ EXIT_FAILED, EXIT_USAGE = 1, 2
 EPILOG = """example:
   python -m worker dashboard --port 8137                   then open http://127.0.0.1:8137/
 
-It needs the Redis server (--redis-url or CUA_REDIS_URL) and neither a checkpoint nor a GPU. It only reads. There is no
-login, so it listens on this machine alone; reach it from another one through an SSH tunnel.
+It only reads. There is no login, so it listens on this machine alone; reach it from another one through an SSH tunnel.
 /api/state.json has the same as JSON, /healthz answers 200 while the server can be read and 503 otherwise.
 
+needs: the Redis server; no checkpoint, no GPU
 exit codes: 0 ended by SIGTERM or Ctrl-C, 1 the address cannot be listened on, 2 wrong settings
 """
 

@@ -14,6 +14,8 @@ example (the published checkpoint, downloaded to /srv/cua):
 
 Both sources are verified first, by size and SHA-256 of every file. OUT appears when it is whole: a killed export leaves
 only a hidden folder beside it, which the next export clears.
+
+needs: the extra `worker`, both sources, and room on the disk for the merged weights
 exit codes: 0 exported, 2 OUT is there already, 3 a source is not what the pin says
 """
 

@@ -13,9 +13,10 @@ example:
   python -m worker fetch /srv/cua
   python -m worker export /srv/cua/base /srv/cua/adapter /srv/cua/export
 
-The same as two commands of the hub's own client, `hf download REPOSITORY --revision REVISION --local-dir ...`; needs
-the extra `fetch` (pip install 'cua-screenshot-worker[fetch]'). What came is verified by `export`, `verify` and every
-start of a worker, not here.
+The same as two commands of the hub's own client, `hf download REPOSITORY --revision REVISION --local-dir ...`.
+What came is verified by `export`, `verify` and every start of a worker, not here.
+
+needs: the extra `fetch` (pip install 'cua-screenshot-worker[fetch]'), the network and room on the disk
 exit codes: 0 downloaded, 2 the hub could not be reached or the extra is not installed, 3 the pin file is not in order
 """
 

@@ -26,6 +26,7 @@ With --json, one object: waiting_jobs, waiting_bytes, oldest_waiting_s (null if 
 many in each state), serving_workers (ready and busy), job_ms (smoothed time of a job; null if nothing has ended within
 the results' lifetime), capacity_jobs_per_s and drain_s (null without a measurement; drain_s also without a worker).
 
+needs: the Redis server; no checkpoint, no GPU
 exit codes: 0 printed, 1 the server cannot be reached or refuses this user, 2 wrong settings
 """
 

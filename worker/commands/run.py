@@ -32,6 +32,9 @@ CUA_RESULT_TTL_S, CUA_LEASE_S, CUA_BEAT_S, CUA_MAX_ATTEMPTS, CUA_PATIENCE_S, CUA
 CUA_EAGER, CUA_STAGE_LIMIT_S, CUA_START_LIMIT_S, CUA_RESTART_PAUSE_S, CUA_MAX_WAITING_BYTES,
 CUA_METRICS_PORT, CUA_METRICS_HOST, CUA_LOG_FORMAT).
 
+needs: the extra `worker`, the Redis server (or --embedded), a checkpoint (fetch and export, or synthesize); a GPU for
+speed
+
 exit codes: 0 left as asked, 1 gave up on the server, or hung (every thread's frames are printed), 2 wrong settings,
 3 the checkpoint is not what its pin says, 4 the warm-up failed, 5 the device failed
 A supervisor's exit code is the last one of the worker that it gave up, 128 + n for signal n

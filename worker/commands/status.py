@@ -23,6 +23,7 @@ EPILOG = """examples:
   python -m worker status                                  a table of the workers
   python -m worker status --wait ready --timeout-s 120     wait until one of them takes jobs
 
+needs: the Redis server; no checkpoint, no GPU
 exit codes: 0 a worker is ready or busy, 1 none is, or the server cannot be reached, 2 wrong settings
 """
 

@@ -14,7 +14,8 @@ example:
   python -m worker export /srv/tiny/base /srv/tiny/adapter /srv/tiny/export
 
 The weights are random: such a checkpoint runs every step of the real one, and its choices mean nothing.
-Needs the extra `synthetic` (pip install 'cua-screenshot-worker[worker,synthetic]').
+
+needs: the extra `synthetic` (pip install 'cua-screenshot-worker[worker,synthetic]'); no GPU, no network
 exit codes: 0 written, 2 OUT is there already or the name is not allowed
 """
 

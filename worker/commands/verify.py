@@ -14,6 +14,8 @@ example:
 
 A worker does the same at every start. All mismatches are listed, each with the file, what was found and what was
 expected.
+
+needs: the extra `worker` and the checkpoint's files; no GPU, no server
 exit codes: 0 everything is as pinned, 3 something is not
 """
 
