@@ -187,7 +187,7 @@ class Asked(NamedTuple):
     right: str
 
 
-def questions(look: Look, rng: random.Random, *, held_out: bool = False) -> dict[str, Asked]:
+def questions(look: Look, rng: random.Random) -> dict[str, Asked]:
     """What an agent asks: whether the switch is on, and what to do next. Options come in random order."""
     phrase = rng.choice
     state = {"on": "The switch is on", "off": "The switch is off"}
