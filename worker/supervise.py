@@ -291,7 +291,11 @@ def list_devices() -> list[str]:
         SettingsError: torch is missing or cannot say.
     """
     command = [sys.executable, "-c", "from worker.loading import device_names; print(*device_names())"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIST_TIMEOUT_S, check=False)  # noqa: S603
-    if done.returncode != 0:
-        raise SettingsError(f"the devices cannot be listed: {done.stderr.strip().splitlines()[-1:]}; name them instead")
+    try:
+        done = subprocess.run(  # noqa: S603  (our own module)
+            command, capture_output=True, text=True, timeout=LIST_TIMEOUT_S, check=True
+        )
+    except subprocess.SubprocessError as error:
+        last_line = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1]
+        raise SettingsError(f"--devices all: the devices cannot be listed ({last_line}); name them instead") from error
     return done.stdout.split()
