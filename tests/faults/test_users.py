@@ -22,6 +22,7 @@ from producer import Client, ServerUnavailable
 from producer.keys import Keys
 from producer.settings import Settings as ProducerSettings
 from tests.servers import IMAGE, QUESTIONS, ROOT, OwnServer, Place, asking, free_port, server_binary
+from worker.dashboard import Reader
 from worker.queue_facts import read_facts
 from worker.settings import Settings
 
@@ -70,6 +71,8 @@ def test_the_two_users_can_do_the_whole_job(guarded: OwnServer, tmp_path: Path) 
             slow, ahead = client.submit(IMAGE, asking("sleep 0.3")), client.submit(IMAGE, QUESTIONS)
             assert client.result(slow).ok and client.result(ahead).ok
             assert read_facts(server.raw, server.keys).serving_workers == 1
+            assert {end.job_id for end in client.recent()} >= {waiting, cancelled, expired}
+            assert len(Reader(server.settings).read().ends) == len(client.recent())
             for command in ("status", "queue"):
                 done = subprocess.run(
                     [sys.executable, "-m", "worker", command],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import urllib.request
 from dataclasses import replace
@@ -11,7 +12,7 @@ import redis
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine import Stats
-from tests.servers import IMAGE, QUESTIONS, Place, asking, free_port
+from tests.servers import IMAGE, QUESTIONS, ROOT, Place, asking, free_port
 from tests.worker.noop import NoopEngine, NoopWorker
 from worker.answer import Report
 from worker.lock import Device
@@ -79,6 +80,14 @@ def test_the_numbers_are_those_of_the_jobs(measured: Place) -> None:
             "gpu_allocated_bytes",
         )
         assert [found[f"cua_{name}", ()] for name in names] == [3, 4, 5, 6, 7]
+
+
+def test_the_manual_lists_exactly_what_is_served(measured: Place) -> None:
+    with measured.client() as client, measured.working(CountingWorker):
+        client.decide(IMAGE, QUESTIONS)
+        names = {name for name, _ in scrape(measured.settings.metrics_port) if not name.endswith("_created")}
+    section = (ROOT / "docs" / "operate.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
+    assert set(re.findall(r"\bcua_\w+", section)) == {re.sub("_(bucket|count|sum)$", "", name) for name in names}
 
 
 def test_what_waits_is_seen_with_its_age(measured: Place) -> None:
