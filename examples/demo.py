@@ -1,7 +1,7 @@
 """The whole path on this machine, without a GPU: `make demo`, or `python -m examples.demo`.
 
-Every step is a command that a person could type, echoed before it runs. The checkpoint is synthetic (random weights in
-the published layout), so the answers are real computations whose choices mean nothing.
+Every step is a command that a person could type, echoed before it runs. The checkpoint is a tiny one in the published
+layout, trained for one small settings page (`examples/page`) and good for nothing else.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,10 +22,17 @@ from pathlib import Path
 
 import redis
 
+from examples.page.render import chromium
+from producer import Client
+
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = "python"
-SCREENSHOT = "examples/pages/settings-1280x800.png"
-QUESTIONS = "examples/pages/settings-questions.json"
+CHECKPOINT = "examples/page/checkpoint"
+SCREENSHOT = "examples/pages/switch-off.png"
+QUESTIONS = "examples/pages/switch-questions.json"
+# What is right for that screenshot, and the page that it is the first screenshot of.
+RIGHT = {"state": "off", "next": "switch"}
+PAGE_SEED = 29
 MPO_FILE = "tests/vectors/images/mpo-two-pictures.jpg"
 
 
@@ -37,12 +45,13 @@ def main() -> int:
     folder: Path = parser.parse_args().dir
     os.chdir(ROOT)
 
-    say("1. A checkpoint in the published layout. Its weights are RANDOM: the choices below mean nothing.")
-    checkpoint = folder / "checkpoint"
+    say("1. A tiny checkpoint in the published layout, trained for one settings page only.")
+    checkpoint = folder / "page"
     if (checkpoint / "export").exists():
         print(f"{checkpoint} is there from the last time; the worker verifies it again")
     else:
-        run("-m", "worker", "synthesize", str(checkpoint), "--size", "tiny", "--force")
+        print(f"$ cp -r {CHECKPOINT}/. {checkpoint}", flush=True)
+        shutil.copytree(CHECKPOINT, checkpoint, dirs_exist_ok=True)
         run("-m", "worker", "export", f"{checkpoint}/base", f"{checkpoint}/adapter", f"{checkpoint}/export")
 
     say("2. A worker with its bundled server: it verifies every byte and warms up before it says ready.")
@@ -50,9 +59,10 @@ def main() -> int:
         os.environ["CUA_REDIS_URL"] = url
         run("-m", "worker", "status")
 
-        say("3. One screenshot, three questions (2, 5 and 26 options), asked from a second process.")
+        say(f"3. A page whose switch is off ({SCREENSHOT}), two questions, asked from a second process.")
         job_id = f"demo-{uuid.uuid4().hex[:8]}"
         run("-m", "producer", "decide", SCREENSHOT, "--questions", QUESTIONS, "--id", job_id)
+        check_right(url, job_id)
 
         say("4. The result as anybody can read it in Redis; the screenshot is gone from there.")
         show_hash(url, f"cua:result:{job_id}")
@@ -60,10 +70,31 @@ def main() -> int:
         say("5. A file with two pictures in it is refused with a sentence, and the worker goes on.")
         run("-m", "producer", "decide", MPO_FILE, "--goal", "Save", "--option", "save=Save", expect=1)
 
+        say("6. An agent in a real browser: screenshot, answer, click, until the page itself says that all is done.")
+        run_agent(url, folder / "agent-loop.gif")
+
     say("Done. The same by hand, in two terminals:")
     print(f"  {PYTHON} -m worker run --embedded {folder}/server --checkpoint {checkpoint}")
-    print(f"  {PYTHON} -m producer decide --url URL {SCREENSHOT} --goal 'Save the changes' --option save --option wait")
+    print(f"  {PYTHON} -m producer decide --url URL {SCREENSHOT} --questions {QUESTIONS}")
     return 0
+
+
+def check_right(url: str, job_id: str) -> None:
+    """Say that the answers are right; end the demo if one is not."""
+    with Client(url) as client:
+        found = {name: answer.choice for name, answer in client.result(job_id).answers.items()}
+    if found != RIGHT:
+        sys.exit(f"the demo stops: the answers are {found}, right is {RIGHT}")
+    print("Both are right: the switch is off, and the way to turn it on and save begins with a click on it.")
+
+
+def run_agent(url: str, recording: Path) -> None:
+    """Run the agent loop where Chromium is installed; otherwise say how to."""
+    command = ("-m", "examples.agent_loop", "--url", url, "--seed", str(PAGE_SEED), "--record", str(recording))
+    if chromium() is None:
+        print("Chromium is not installed: apt-get install chromium, then run the demo again")
+    else:
+        run(*command)
 
 
 def say(step: str) -> None:

@@ -29,12 +29,17 @@ SHEET = "sheet-{number:04}.webp"
 LOOKS = "looks.json"
 
 
+def chromium() -> str | None:
+    """Where Chromium is installed."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
 @contextmanager
 def browser_page(width: int, height: int) -> Iterator[Page]:
     """A page of headless Chromium, of so many pixels."""
     from playwright.sync_api import sync_playwright
 
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    program = chromium()
     if program is None:
         sys.exit("Chromium is not installed: apt-get install chromium")
     with sync_playwright() as playwright:
