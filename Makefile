@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 SOURCES := producer worker engine kernels tests benchmarks examples
 
-.PHONY: help demo test check format setup clean
+.PHONY: help demo test check format setup clean drills soak
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,12 @@ check: $(STAMP)  ## format, lint, types, tests
 	@echo "== lint"; $(RUN) -m ruff check $(SOURCES)
 	@echo "== types"; $(RUN) -m mypy
 	@echo "== tests"; $(RUN) -m pytest -n 2 --dist loadgroup
+
+drills: $(STAMP)  ## every fault for real, hundreds of times; writes docs/drills.md (ten minutes)
+	@$(RUN) -m tests.faults.drills
+
+soak: $(STAMP)  ## 20,000 jobs and 1,000 real ones through one worker each: does anything grow? Writes docs/drills.md
+	@$(RUN) -m tests.faults.soak
 
 format: $(STAMP)  ## rewrite the sources in the project's format
 	@$(RUN) -m ruff format $(SOURCES); $(RUN) -m ruff check --fix $(SOURCES)

@@ -201,7 +201,7 @@ class OwnServer:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def start(self) -> None:
+    def start(self, *, wait: bool = True) -> None:
         command = [
             self.binary,
             "--port",
@@ -214,7 +214,8 @@ class OwnServer:
             "",
         ]
         self.process = subprocess.Popen([*command, *self.options], stdout=subprocess.DEVNULL)
-        wait_until(self.answers, "the server to answer")
+        if wait:
+            wait_until(self.answers, "the server to answer")
 
     def answers(self) -> bool:
         try:

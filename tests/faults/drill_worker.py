@@ -33,11 +33,11 @@ class RecordingEngine(NoopEngine):
         self._runs = os.open(runs, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def decide(self, image: bytes, questions: Sequence[Question]) -> NoopDecision:
-        is_first = questions[0].name not in self._path.read_text().split()
-        os.write(self._runs, f"{questions[0].name}\n".encode())
-        match questions[0].goal.split():
-            case ["hold", seconds] if is_first:
-                ctypes.PyDLL(None).sleep(int(seconds))
+        name, goal = questions[0].name, questions[0].goal.split()
+        holds = goal[:1] == ["hold"] and name not in self._path.read_text().split()
+        os.write(self._runs, f"{name}\n".encode())
+        if holds:
+            ctypes.PyDLL(None).sleep(int(goal[1]))
         return super().decide(image, questions)
 
 

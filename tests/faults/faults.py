@@ -1,4 +1,4 @@
-"""Faults, each made for real and counted: what was sent, answered, lost, run twice, answered twice, and how long it took.
+"""Faults, each made for real and counted: jobs sent, answered, lost, run twice, answered twice, and how long it took.
 
 A drill is a function of how much of it to do; `drills.py` does all of it, the gate a little.
 """
@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import redis
-
 from producer import Client, ProducerError
 from tests.faults import drill_worker
 from tests.servers import OwnServer, Place, server_binary, wait_until
@@ -33,6 +31,9 @@ SHORT_LEASE = {"lease_s": 0.6, "beat_s": 0.15}
 # A job is answered at most this long after its lease has ended.
 RECOVERY_ALLOWANCE_S = 5.0
 SEED = 20261202
+# Where the servers write, if it is there: in memory, so that the disk of the machine does not decide what a killed
+# server had written.
+DATA_DIR = "/dev/shm" if Path("/dev/shm").is_dir() else None
 # When a worker is killed, after two jobs of this length were submitted to it and a spare one.
 RUN_S = 0.03
 INSTANTS_S = {"claiming": (0.0, 0.004), "running": (0.005, RUN_S), "finishing": (RUN_S, RUN_S + 0.02)}
@@ -40,11 +41,15 @@ INSTANTS_S = {"claiming": (0.0, 0.004), "running": (0.005, RUN_S), "finishing": 
 
 @dataclass(frozen=True)
 class Row:
-    """What came of a drill. `recovery_s`: from a fault (its end, if it lasts) to the last answer that it delayed."""
+    """What came of a drill. `dropped`: jobs of which a killed server, started again, knew nothing more.
+
+    `recovery_s`: from a fault (its end, if it lasts) to the last answer that it delayed.
+    """
 
     fault: str
     sent: int
     answered: int
+    dropped: int
     run_twice: int
     two_answers: int
     recovery_s: float
@@ -52,8 +57,8 @@ class Row:
 
     @property
     def lost(self) -> int:
-        """Jobs that the server had accepted and that have no end."""
-        return self.sent - self.answered
+        """Jobs that the server had accepted, and kept, and that have no end."""
+        return self.sent - self.answered - self.dropped
 
     @property
     def passed(self) -> bool:
@@ -69,6 +74,7 @@ class Site:
     place: Place
     folder: Path
     sent: list[str] = field(default_factory=list)
+    forgotten: set[str] = field(default_factory=set)
     workers: dict[str, BaseProcess] = field(default_factory=dict)
     random: random.Random = field(default_factory=lambda: random.Random(SEED))
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -108,15 +114,34 @@ class Site:
             wait_until(lambda: all(map(self.has_answer, ids)), "the answers", timeout_s)
         return time.monotonic() - started_s
 
+    def restart(self, gone_s: float) -> None:
+        """kill -9 of the server, and its start after a while. What it does not know any more is noted.
+
+        Every second's `fsync` means that a reply may precede its write, by two seconds at most, while a slow disk is
+        still at the last one.
+        """
+        confirmed = list(self.sent)
+        self.server.kill()
+        time.sleep(gone_s)
+        self.server.start()
+        keys, server = self.place.keys, self.place.redis
+        known = {name: server.exists(keys.rq_job(name), keys.result(name)) for name in confirmed}
+        self.forgotten |= {job_id for job_id, count in known.items() if not count}
+
+    def kept(self, ids: Sequence[str]) -> list[str]:
+        """Those of which the server still knew after its restart."""
+        return [job_id for job_id in ids if job_id not in self.forgotten]
+
     def row(self, fault: str, recovery_s: float) -> Row:
         """Count."""
-        self.wait_answered(self.sent)
+        self.wait_answered(self.kept(self.sent))
         runs = Counter((self.folder / "runs").read_text().split()) if (self.folder / "runs").exists() else Counter()
         keys, server = self.place.keys, self.place.redis
         return Row(
             fault,
             len(self.sent),
             sum(map(self.has_answer, self.sent)),
+            sum(not self.has_answer(job_id) for job_id in self.forgotten),
             sum(runs[job_id] > 1 for job_id in self.sent),
             sum(int(server.xlen(keys.stream(job_id))) > 1 for job_id in self.sent),
             recovery_s,
@@ -127,7 +152,7 @@ class Site:
 @contextlib.contextmanager
 def site(*options: str, binary: str = "", **changes: object) -> Iterator[Site]:
     """A site of a drill's own; every process of it has ended afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="drill-"))
+    folder = Path(tempfile.mkdtemp(prefix="drill-", dir=DATA_DIR))
     server = OwnServer(folder, binary or server_binary(), options=options or APPEND_ONLY)
     here = Site(server, Place(server.url, folder, changes=dict(changes)), folder)
     server.start()
@@ -148,7 +173,7 @@ def killed_worker(phase: str, kills: int) -> Row:
         here.worker()
         longest_s = 0.0
         for _ in range(kills):
-            victim, (spare, *_) = here.worker(), [name for name in here.workers]
+            victim, (spare, *_) = here.worker(), list(here.workers)
             if phase == "waiting":
                 time.sleep(here.random.uniform(0, 0.02))
                 here.end(victim)
@@ -234,9 +259,7 @@ def killed_server(producers: int, kills: int) -> Row:
             killed_s = []
             for _ in range(kills):
                 time.sleep(here.random.uniform(1.0, 2.0))
-                here.server.kill()
-                time.sleep(0.3)
-                here.server.start()
+                here.restart(0.3)
                 killed_s.append(time.monotonic())
             time.sleep(2.0)
             is_over.set()
@@ -255,20 +278,18 @@ def silent_server(silent_s: float, *, is_gone: bool) -> Row:
         here.place.wait_running(running)
         ids = [running, *(here.submit(client) for _ in range(8))]
         if is_gone:
-            here.server.kill()
-            time.sleep(silent_s)
-            here.server.start()
+            here.restart(silent_s)
         else:
             assert here.server.process is not None
             here.server.process.send_signal(signal.SIGSTOP)
             time.sleep(silent_s)
             here.server.process.send_signal(signal.SIGCONT)
         what = "gone" if is_gone else "paused (SIGSTOP)"
-        return here.row(f"server {what} for {silent_s:g} s", here.wait_answered(ids))
+        return here.row(f"server {what} for {silent_s:g} s", here.wait_answered(here.kept(ids)))
 
 
 def full_memory(jobs: int) -> Row:
-    """Something else fills the server's memory: what waits is still handed out and ended, by workers that start then."""
+    """Something else fills the server's memory: what waits is handed out and ended by workers that start now."""
     with site(*APPEND_ONLY, max_waiting_bytes=2**20) as here, here.place.client() as client:
         ids = [here.submit(client) for _ in range(jobs)]
         here.place.redis.setrange("somebody's", 100 * 2**20, "x")
