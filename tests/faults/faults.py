@@ -261,7 +261,7 @@ def killed_server(producers: int, kills: int) -> Row:
                 time.sleep(here.random.uniform(1.0, 2.0))
                 here.restart(0.3)
                 killed_s.append(time.monotonic())
-            time.sleep(2.0)
+            time.sleep(1.0)
             is_over.set()
             for future in futures:
                 future.result()

@@ -148,9 +148,7 @@ def repeated_scans(times: int) -> bytes:
 def detonate(name: str, data: bytes) -> Bomb:
     """Look at a file in a process of its own, as a worker does, and measure that."""
     here, there = multiprocessing.Pipe()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["engine.image"])
-    process = context.Process(target=_look, args=(data, there), daemon=True)
+    process = multiprocessing.get_context("forkserver").Process(target=_look, args=(data, there), daemon=True)
     process.start()
     there.close()
     try:

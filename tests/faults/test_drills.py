@@ -43,12 +43,6 @@ def test_changed_payloads_are_valid_or_refused() -> None:
     assert verdicts["valid"] > 100 and verdicts["invalid_request"] > 100 and verdicts["malformed_payload"] > 100
 
 
-def test_picture_bombs_are_bounded_in_time_and_memory() -> None:
-    found = [hostile.detonate(name, data) for name, data in hostile.bombs() if "scans" not in name]
-    assert all(bomb.passed for bomb in found), found
-    assert {bomb.verdict for bomb in found} == {"decoded", "image_too_large", "decode_failed"}
-
-
 def test_a_section_is_replaced_and_nothing_else(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("report") / "r.md"
     begin, end = "<!-- soak: written by make soak -->\n", "<!-- end of soak -->\n"
