@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from engine.checkpoint import CheckpointPaths, load_pin, open_checkpoint
+from engine.checkpoint.export import export_checkpoint
 from engine.checkpoint.layout import LORA_ALPHA, LORA_RANK, LoraModule, adapter_tensors, base_tensors, lora_modules
 from engine.checkpoint.paths import PIN
 from engine.checkpoint.pins import ADAPTER_FOLDER, Pin
@@ -32,6 +35,7 @@ Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
 
 NAME = "cua-page-tiny"
+COMMITTED = Path(__file__).with_name("checkpoint")
 PROVENANCE = {"source": "trained from scratch on generated settings pages: examples/page"}
 SPECIAL_TOKENS = (
     *("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
@@ -163,6 +167,13 @@ def write_checkpoint(out: Path, tensors: Mapping[str, Tensor], vocabulary: Token
     pin = make_pin(out, NAME, "1", PROVENANCE)
     pin.write(out / PIN)
     return pin
+
+
+def exported(out: Path) -> CheckpointPaths:
+    """The committed checkpoint, copied to a new folder and exported there."""
+    shutil.copytree(COMMITTED, out)
+    export_checkpoint(out / "base", out / "adapter", out / "export", load_pin(out / PIN))
+    return open_checkpoint(out)
 
 
 def main() -> int:

@@ -158,25 +158,26 @@ def markup(look: Look, *, at: tuple[int, int] = (0, 0)) -> str:
 def live(look: Look) -> str:
     """The page as a whole HTML document that answers clicks; its state stands in `document.body.dataset`.
 
-    A click on the switch turns it over and leaves that unsaved; a click on the save button saves.
+    A click on the switch turns it over and leaves that unsaved; a click on the save button saves. Clicks that a script
+    makes do nothing.
     """
     states = itertools.product((False, True), repeat=2)
     boxes = {f"{on} {saved}".lower(): markup(replace(look, enabled=on, saved=saved)) for on, saved in states}
     boxes_json = json.dumps(boxes).replace("</", "<\\/")
     enabled, saved = str(look.enabled).lower(), str(look.saved).lower()
     return f"""<!doctype html><html lang="en"><title>Settings</title>
-<body style="margin:0" data-enabled="{enabled}" data-saved="{saved}"><main></main><script>
+<body style="margin:0" data-enabled="{enabled}" data-saved="{saved}"><main></main><script>{{
 const boxes = {boxes_json};
 const state = document.body.dataset;
 const show = () => {{ document.querySelector("main").innerHTML = boxes[state.enabled + " " + state.saved]; }};
 document.addEventListener("click", event => {{
-  const clicked = event.target.closest("button")?.id;
+  const clicked = event.isTrusted && event.target.closest("button")?.id;
   if (clicked === "switch") {{ state.enabled = String(state.enabled !== "true"); state.saved = "false"; }}
   if (clicked === "save") state.saved = "true";
   show();
 }});
 show();
-</script></body></html>"""
+}}</script></body></html>"""
 
 
 class Asked(NamedTuple):
