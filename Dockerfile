@@ -7,7 +7,7 @@ COPY producer producer
 COPY worker worker
 COPY engine engine
 COPY kernels kernels
-RUN pip install --no-cache-dir --constraint constraints.txt '.[worker]'
+RUN pip install --no-cache-dir --constraint constraints.txt '.[worker,metrics]'
 RUN useradd --create-home worker
 USER worker
 # Large replies and payloads come and go: keep their memory instead of returning it to the kernel after each job.
