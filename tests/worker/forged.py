@@ -91,6 +91,15 @@ def forged_jobs(place: Place, canary: Path) -> Iterator[Forged]:
     yield job("garbage-payload", "")._replace(payload=b"\x00\xff garbage")
     yield job("empty-payload", "")._replace(payload=b"")
     yield job("big-payload", "bytes")._replace(payload=bytes(20 * 2**20))
+    for name, payload in {
+        "pickle-payload": harmful,
+        "zlib-bomb-payload": zlib.compress(bytes(64 * 2**20)),
+        "deep-payload": b"\x91" * 100_000,
+        "extension-payload": msgpack.packb(msgpack.ExtType(42, harmful)),
+        "many-values-payload": b"\xdd\xff\xff\xff\xff",
+    }.items():
+        yield job(name, "payload" if name != "extension-payload" else "")._replace(payload=payload)
+    yield job("lease-forged", "cannot be read", ahead="x:y", lease="\x00", nonce="n" * 9999)._replace(payload=b"\xc1")
     yield job("no-payload", "no payload")._replace(payload=None)
     yield Forged("no-record", place.id("no-record").encode(), {}, says="no record")
     for number, bad_id in enumerate((b"bad id", b"\xff\xfe", b"", b"x" * 65, b"../../etc/passwd", b"a:b", b"a\nb")):

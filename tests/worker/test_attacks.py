@@ -117,6 +117,18 @@ def test_rqs_tools_with_our_classes_run_nothing(place: Place, canary: Path, comm
     assert expected[command] in output
 
 
+def test_nobody_on_a_channel_stops_a_worker(place: Place) -> None:
+    """RQ's commands to a worker: none is listened to, and the job in hand goes on."""
+    with place.process(name="w") as process, place.client() as client:
+        job_id = client.submit(IMAGE, asking("sleep 0.3"))
+        place.wait_running(job_id)
+        for command in ("shutdown", "stop-job", "kill-horse"):
+            heard = place.redis.publish("rq:pubsub:w", json.dumps({"command": command, "job_id": job_id}))
+            assert heard == 0, "nobody subscribes"
+        assert client.result(job_id).ok and client.decide(IMAGE, QUESTIONS).ok
+        assert process.poll() is None
+
+
 def test_the_hook_catches_what_it_shall(place: Place, canary: Path) -> None:
     """The same forged job, run by stock RQ under the hook, is noticed."""
     push(place, next(forged for forged in forged_jobs(place, canary) if forged.name == "pickle-call"))
