@@ -81,7 +81,7 @@ def test_the_first_signal_lets_an_idle_worker_leave_soon(place: Place, number: s
         process.send_signal(number)
         output, _ = process.communicate(timeout=20)
         assert process.returncode == 0, output
-        assert time.monotonic() - sent_s < 2.5
+        assert time.monotonic() - sent_s < 5.0  # one second of a blocking pop; the rest is for a busy machine
     assert not place.redis.exists(place.keys.worker("w"))
 
 
