@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## a screenshot, three questions, their answers, on a real queue (a minute after set-up)
+demo: $(STAMP)  ## a screenshot, its answers on a real queue, an agent in a browser (half a minute after set-up)
 	@$(RUN) -m examples.demo
 
 test: $(STAMP) check  ## set up, then the whole gate
