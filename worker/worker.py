@@ -7,7 +7,9 @@ takes and prepares the next one. Talking to the server is `link`'s and `beat`'s 
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import re
 import signal
 import socket
@@ -54,6 +56,7 @@ from worker.watchdog import limited
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_DEVICE = 5
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 # A job that took longer to prepare may have been cancelled since it was taken: worth asking the server.
 LOOK_AFTER_S = 0.005
@@ -408,3 +411,9 @@ def fresh_name() -> str:
     """A worker's name that no other has: the host's and a random part."""
     host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:32]
     return f"{host}-{uuid.uuid4().hex[:8]}"
+
+
+def _end_process(exit_code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(exit_code)
