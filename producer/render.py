@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from producer.result import Result
 from producer.table import cell, error_text, printable, timing_text
 
-PANEL_PIXELS, MARGIN_PIXELS, LINE_PIXELS, TEXT_PIXELS = 420, 16, 24, 15
+PANEL_PIXELS, MARGIN_PIXELS, LINE_PIXELS, TEXT_PIXELS = 520, 16, 24, 15
 MAX_SHOT_PIXELS = 1280
 INK, FAINT, BAR, CHOSEN = "#1b1f24", "#d8dee4", "#6e7781", "#0a6b3d"
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"

@@ -11,7 +11,7 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 
-from engine import CheckpointPaths, Engine, Question, Refusal, open_checkpoint
+from engine import CheckpointPaths, Engine, Question, Refusal, Stats, open_checkpoint
 from engine import image as images
 from engine.checkpoint.tokenizer import load_tokenizer
 from engine.prompt import PromptEncoder
@@ -139,6 +139,11 @@ def test_every_prompt_that_is_too_long_is_named(engine: Engine) -> None:
         ("questions.a", "prompt_too_long"),
         ("questions.b", "prompt_too_long"),
     ]
+
+
+def test_on_the_cpu_nothing_is_kept_and_the_counts_say_so(engine: Engine) -> None:
+    engine.decide(picture(64, 64), (TWO,))
+    assert engine.stats() == Stats(0, 0, 0, 0, 0, 0)
 
 
 def test_a_synthetic_checkpoint_answers_under_its_own_name(engine: Engine) -> None:
