@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,8 @@ from producer.wire import kind_of
 EXIT_ANSWERED, EXIT_NOT_ANSWERED, EXIT_REFUSED, EXIT_NO_RESULT, EXIT_INTERRUPTED = 0, 1, 2, 4, 130
 # How often a watch looks for new ends.
 WATCH_POLL_S = 0.5
+# The server's clock may be ahead of ours by this much.
+CLOCK_MARGIN = timedelta(minutes=1)
 EXIT_CODES_TEXT = """\
 needs: the Redis server; for an answer also a worker there (python -m worker run). No GPU, no torch.
 
@@ -186,17 +188,21 @@ def _watch(args: argparse.Namespace, client: Asker) -> int:
     if args.job_id is not None:
         return _print_shown(client.result(args.job_id, MAX_DEADLINE_S), as_json=args.json)
     shown_jobs, last_end = 0, None
-    for result in client.recent(1, after=None):
-        last_end = result.finished_at
-    while shown_jobs != args.count:
-        for result in reversed(client.recent(MAX_RECENT, after=last_end)):
-            last_end = result.finished_at
-            if shown_jobs != args.count:
+    results = client.recent(MAX_RECENT, after=None)
+    while True:
+        known = {(result.job_id, result.finished_at) for result in results}
+        # A forged time must not hide what comes; what it makes come again is known.
+        soon = datetime.now(UTC) + CLOCK_MARGIN
+        ends = [result.finished_at for result in results if result.finished_at and result.finished_at < soon]
+        last_end = max(ends, default=last_end)
+        results = client.recent(MAX_RECENT, after=last_end)
+        for result in reversed(results):
+            if (result.job_id, result.finished_at) not in known:
                 _print_shown(result, as_json=args.json)
                 shown_jobs += 1
-        if shown_jobs != args.count:
-            time.sleep(WATCH_POLL_S)
-    return EXIT_ANSWERED
+                if shown_jobs == args.count:
+                    return EXIT_ANSWERED
+        time.sleep(WATCH_POLL_S)
 
 
 def _render(args: argparse.Namespace, client: Asker) -> int:

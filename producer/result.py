@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from producer.errors import ErrorBody, Fault, MalformedResult, place
 
@@ -62,7 +62,7 @@ class AnswerBody(_Data):
 # A field that does not apply to a job's end is empty text in its hash.
 _Number = Annotated[float | None, BeforeValidator(lambda value: None if value == "" else value)]
 _Name = Annotated[str | None, BeforeValidator(lambda value: None if value == "" else value)]
-_Time = Annotated[datetime | None, BeforeValidator(lambda value: None if value == "" else value)]
+_Time = Annotated[AwareDatetime | None, BeforeValidator(lambda value: None if value == "" else value)]
 
 
 class Timings(_Data):

@@ -6,7 +6,8 @@ import base64
 import io
 import json
 from collections.abc import Callable
-from datetime import datetime
+from dataclasses import replace
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -149,6 +150,31 @@ def test_watch_shows_what_ends_from_then_on(
     assert code == 0 and [json.loads(line)["job_id"] for line in text.splitlines()] == ["one", "two", "three"]
     code, text = run(client, "watch", "one")
     assert code == 0 and text.startswith("job one: ok")
+
+
+def test_forged_ends_are_shown_once_and_hide_nothing(
+    run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forged = [replace(ended(), job_id="far", finished_at=datetime.max.replace(tzinfo=UTC))]
+    forged += [replace(ended(), job_id="timeless", finished_at=None)]
+
+    class Server(FakeClient):
+        """Lists what a stranger wrote at the top, whatever is asked for."""
+
+        def recent(self, most: int = 20, *, after: datetime | None = None) -> list[Result]:
+            return forged * (polls > 1) + super().recent(most, after=after)
+
+    client, polls = Server(), 0
+
+    def meanwhile(pause_s: float) -> None:
+        nonlocal polls
+        polls += 1
+        client.decide(IMAGE, QUESTIONS, job_id=f"job-{polls}")
+
+    monkeypatch.setattr(cli.time, "sleep", meanwhile)
+    _, text = run(client, "watch", "--count", "6", "--json")
+    shown = [json.loads(line)["job_id"] for line in text.splitlines()]
+    assert shown == ["job-1", "job-2", "timeless", "far", "job-3", "job-4"]
 
 
 @pytest.mark.parametrize("count", ["0", "1001", "-1", "many"])

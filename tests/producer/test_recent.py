@@ -48,5 +48,8 @@ def test_what_strangers_write_is_not_listed_and_stops_nothing(any_place: Place) 
         any_place.raw.zadd(keys.recent, {b"\xff": float("inf")})
         any_place.redis.hset(keys.result(forged), mapping={"status": "ok", "body": "{}"})
         any_place.redis.set(keys.result(any_place.id("text")), "no hash")
+        zoneless = any_place.redis.hgetall(keys.result(end.job_id)) | {"finished_at": "2026-01-01T00:00:00"}
+        any_place.redis.zadd(keys.recent, {any_place.id("zoneless"): far})
+        any_place.redis.hset(keys.result(any_place.id("zoneless")), mapping=zoneless)
         assert client.recent() == [end]
         assert client.decide(IMAGE, QUESTIONS).ok
