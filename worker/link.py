@@ -115,13 +115,18 @@ class Link:
         """Refuse a server on which jobs could be lost.
 
         Raises:
-            SettingsError: it is too old, evicts keys when its memory is full, or has less memory than a full queue
-                needs, so that it would be full before the queue is.
+            SettingsError: it is too old or a Cluster, evicts keys when its memory is full, or has less memory than a
+                full queue needs, so that it would be full before the queue is.
         """
         info = self._patiently("ask the server what it is", lambda: self._redis.info("server", "memory"), must=True)
         version = str(info.get("redis_version", "7"))
         if int(version.split(".")[0]) <= NEWEST_UNSUPPORTED_SERVER:
             raise SettingsError(f"the server is Redis {version}; Redis 7 or newer, or Valkey, is needed")
+        if info.get("redis_mode") == "cluster":
+            raise SettingsError(
+                "the server is part of a Redis Cluster; a queue's keys must lie on one node, but RQ's names have "
+                "no hash tag: use one primary, with replicas if you like"
+            )
         policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             raise SettingsError(

@@ -142,8 +142,8 @@ def report(runs: list[Soak]) -> str:
     header = ("engine", "answered", "s", "worker's RSS, MiB", "open files", "server's memory, MiB", "keys left", "")
     return (
         f"`make soak` on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}: {CLIENTS} clients, one worker, results kept {RESULT_TTL_S} s. Each pair is after "
-        f"a tenth of the jobs and at the end; allowed are {MORE_RSS_MIB:g} MiB, {MORE_FILES} files and "
+        f"{platform.python_version()}: {CLIENTS} clients, one worker, results kept {RESULT_TTL_S} s. Each pair is "
+        f"after a tenth of the jobs and at the end; allowed are {MORE_RSS_MIB:g} MiB, {MORE_FILES} files and "
         f"{MORE_SERVER_MIB:g} MiB more, and {MOST_KEYS_LEFT} keys when the last result has expired.\n\n"
         f"{table(header, rows)}"
     )

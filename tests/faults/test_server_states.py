@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from producer import Client, ServerUnavailable
 from tests.servers import IMAGE, QUESTIONS, OwnServer, Place, server_binary, wait_until
 
 
@@ -74,6 +75,25 @@ def test_a_replica_is_waited_for_and_that_is_said_once(
         thread.join(20)
     assert caplog.text.count("cannot take a job") == 1 and "read only replica" in caplog.text
     assert "the server is back" in caplog.text
+
+
+def test_a_cluster_is_refused(place: Place, tmp_path: Path) -> None:
+    """Braces in the prefix do not help: RQ's keys have no prefix."""
+    (tmp_path / "cluster").mkdir()
+    with running(OwnServer(tmp_path / "cluster", server_binary(), options=("--cluster-enabled", "yes"))) as server:
+        server.start()
+        server_redis = redis.Redis.from_url(server.url)
+        server_redis.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        here = replace(place, url=server.url)
+        wait_until(lambda: server_redis.execute_command("CLUSTER INFO")["cluster_state"] == "ok", "the cluster")
+        with here.process(ready=False) as process:
+            output, _ = process.communicate(timeout=20)
+        assert process.returncode == 2 and "part of a Redis Cluster" in output
+        with (
+            Client(server.url, prefix="{cua}:", queue=place.queue, reconnect_s=0.1) as client,
+            pytest.raises(ServerUnavailable, match=r"(?i)same slot"),
+        ):
+            client.submit(IMAGE, QUESTIONS)
 
 
 def rejected(place: Place) -> int:
