@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ def main() -> int:
         print(f"{checkpoint} is there from the last time; the worker verifies it again")
     else:
         print(f"$ cp -r {CHECKPOINT}/. {checkpoint}", flush=True)
-        shutil.copytree(CHECKPOINT, checkpoint, dirs_exist_ok=True)
+        shutil.copytree(CHECKPOINT, checkpoint, ignore=shutil.ignore_patterns("export"), dirs_exist_ok=True)
         run("-m", "worker", "export", f"{checkpoint}/base", f"{checkpoint}/adapter", f"{checkpoint}/export")
 
     say("2. A worker with its bundled server: it verifies every byte and warms up before it says ready.")
@@ -124,15 +125,22 @@ def worker(checkpoint: Path, data: Path) -> Iterator[str]:
         if not announced:
             sys.exit("the demo stops: the worker did not start its server")
         threading.Thread(target=pass_on, args=(process.stdout,), daemon=True).start()
-        subprocess.run(
-            [sys.executable, "-m", "worker", "status", "--wait", "ready", "--redis-url", announced.group()],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        wait_until_ready(process, announced.group())
         yield announced.group()
     finally:
         process.terminate()
         process.wait()
+
+
+def wait_until_ready(process: subprocess.Popen[str], url: str) -> None:
+    """Wait until the worker takes jobs; end the demo if it has ended instead."""
+    wait = [sys.executable, "-m", "worker", "status", "--wait", "ready", "--redis-url", url]
+    with subprocess.Popen(wait, stdout=subprocess.DEVNULL) as waiting:
+        while waiting.poll() is None and process.poll() is None:
+            time.sleep(0.05)
+        waiting.terminate()
+    if process.poll() is not None:
+        sys.exit(f"the demo stops: the worker has ended with exit code {process.returncode}; its last lines say why")
 
 
 def pass_on(lines: Iterable[str]) -> None:

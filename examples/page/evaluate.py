@@ -35,9 +35,9 @@ RESULTS = """\
 
 Written by `python -m examples.page.evaluate`; the limits stand in its source and were set before it first ran.
 
-Checkpoint `{identity}`, `Engine.decide`, CPU, BF16, Python {python}, torch {torch}. "By key" is the mean over the right
-keys of the share right: whichever way one guesses, it is 50 % for `state` and 33 % for `next`. Wanted: {least:.0f} %
-right; with shuffled pixels, by key, at most {margin:.0f} points from chance.
+Checkpoint `{identity}`, `Engine.decide`, CPU, BF16, Python {python}, torch {torch}.
+"By key" is the mean over the right keys of the share right: whichever way one guesses, it is 50 % for `state` and 33 %
+for `next`. Wanted: {least:.0f} % right; with shuffled pixels, by key, at most {margin:.0f} points from chance.
 
 | pages | question | decisions | right | % | by key, % |
 |---|---|---|---|---|---|

@@ -171,7 +171,7 @@ def write_checkpoint(out: Path, tensors: Mapping[str, Tensor], vocabulary: Token
 
 def exported(out: Path) -> CheckpointPaths:
     """The committed checkpoint, copied to a new folder and exported there."""
-    shutil.copytree(COMMITTED, out)
+    shutil.copytree(COMMITTED, out, ignore=shutil.ignore_patterns("export"))
     export_checkpoint(out / "base", out / "adapter", out / "export", load_pin(out / PIN))
     return open_checkpoint(out)
 

@@ -112,3 +112,11 @@ def test_a_demo_without_chromium_says_how_to_get_it(
     monkeypatch.setattr(shutil, "which", lambda program: None)
     demo.run_agent("redis://unused", tmp_path / "loop.gif")
     assert "apt-get install chromium" in capsys.readouterr().out
+
+
+def test_a_worker_that_ends_at_once_ends_the_demo_with_a_sentence(tmp_path: Path) -> None:
+    with (
+        pytest.raises(SystemExit, match=r"the worker has ended with exit code 3"),
+        demo.worker(tmp_path / "nowhere", tmp_path / "server"),
+    ):
+        pytest.fail("it is not ready")
