@@ -141,6 +141,8 @@ def wait_until_ready(process: subprocess.Popen[str], url: str) -> None:
         waiting.terminate()
     if process.poll() is not None:
         sys.exit(f"the demo stops: the worker has ended with exit code {process.returncode}; its last lines say why")
+    if waiting.returncode != 0:
+        sys.exit("the demo stops: the worker does not become ready; its last lines say why")
 
 
 def pass_on(lines: Iterable[str]) -> None:

@@ -114,9 +114,8 @@ def test_a_demo_without_chromium_says_how_to_get_it(
     assert "apt-get install chromium" in capsys.readouterr().out
 
 
-def test_a_worker_that_ends_at_once_ends_the_demo_with_a_sentence(tmp_path: Path) -> None:
-    with (
-        pytest.raises(SystemExit, match=r"the worker has ended with exit code 3"),
-        demo.worker(tmp_path / "nowhere", tmp_path / "server"),
-    ):
-        pytest.fail("it is not ready")
+def test_a_worker_that_has_ended_ends_the_demo_with_a_sentence() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"], text=True)
+    ended.wait()
+    with pytest.raises(SystemExit, match=r"the worker has ended with exit code 3"):
+        demo.wait_until_ready(ended, "redis://127.0.0.1:1")
