@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from producer import Client, ServerUnavailable
-from tests.servers import IMAGE, QUESTIONS, OwnServer, Place, server_binary, wait_until
+from tests.servers import IMAGE, QUESTIONS, OwnServer, Place, free_port, server_binary, wait_until
 
 
 @contextlib.contextmanager
@@ -80,7 +80,8 @@ def test_a_replica_is_waited_for_and_that_is_said_once(
 def test_a_cluster_is_refused(place: Place, tmp_path: Path) -> None:
     """Braces in the prefix do not help: RQ's keys have no prefix."""
     (tmp_path / "cluster").mkdir()
-    with running(OwnServer(tmp_path / "cluster", server_binary(), options=("--cluster-enabled", "yes"))) as server:
+    options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    with running(OwnServer(tmp_path / "cluster", server_binary(), options=options)) as server:
         server.start()
         server_redis = redis.Redis.from_url(server.url)
         server_redis.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
