@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import Place, wait_until
-from tests.test_readme import environment, worker_states
+from tests.servers import Place
+from tests.test_readme import environment, serving
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVER = "redis://127.0.0.1:6379/0"
@@ -65,15 +65,8 @@ def served(folder: Path, here: Place) -> Iterator[None]:
     for command in shown[:serve]:
         if command not in NOT_RUN:
             run(command, folder, here)
-    serving = local(SERVE.partition(" --embedded")[0], folder)
-    process = subprocess.Popen([*serving, "--redis-url", here.url], cwd=ROOT, env=environment(here))
-    try:
-        wait_until(lambda: process.poll() is not None or any(worker_states(here)), "the worker to be ready", 100)
-        assert process.poll() is None
+    with serving([*local(SERVE.partition(" --embedded")[0], folder), "--redis-url", here.url], here):
         yield
-    finally:
-        process.terminate()
-        assert process.wait(30) == 0
 
 
 @pytest.mark.usefixtures("served")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,14 @@ def served(box: Path, here: Place) -> Iterator[None]:
     for step in checks:
         done = run(step, box, here)
         assert done.returncode == 0, done.stdout + done.stderr
-    process = subprocess.Popen(localised(start, box, here), cwd=ROOT, env=environment(here))
+    with serving(localised(start, box, here), here):
+        yield
+
+
+@contextmanager
+def serving(command: list[str], here: Place) -> Iterator[None]:
+    """A worker's process, ready, until the block ends."""
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(here))
     try:
         wait_until(lambda: process.poll() is not None or any(worker_states(here)), "the worker to be ready", 100)
         assert process.poll() is None
