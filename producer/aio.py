@@ -8,7 +8,6 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
-import redis.asyncio as redis
 import redis.exceptions as redis_errors
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -36,7 +35,7 @@ from producer.protocol import (
 from producer.result import Result
 from producer.screenshot import ImageInput
 from producer.scripts import Policy
-from producer.server_url import checked_url
+from producer.server_url import connect_async
 
 
 class AsyncClient:
@@ -55,8 +54,8 @@ class AsyncClient:
     ) -> None:
         keys, policy = Keys(prefix, queue), Policy(result_ttl_s)
         self._protocol = Protocol(keys, policy, max_waiting_jobs, max_waiting_bytes, reconnect_s)
-        self._redis = redis.Redis.from_url(
-            checked_url(url),
+        self._redis = connect_async(
+            url,
             socket_timeout=SOCKET_TIMEOUT_S,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),

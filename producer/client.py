@@ -8,7 +8,6 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
-import redis
 import redis.exceptions as redis_errors
 from redis.backoff import NoBackoff
 from redis.connection import PythonRespSerializer
@@ -36,7 +35,7 @@ from producer.protocol import (
 from producer.result import Result
 from producer.screenshot import ImageInput
 from producer.scripts import Policy
-from producer.server_url import checked_url
+from producer.server_url import connect
 
 # Arguments over this are sent as they are, not joined with their neighbours.
 PACK_CUTOFF_BYTES = 16_384
@@ -46,7 +45,7 @@ class Client:
     """Submits screenshots with questions and waits for their answers. Safe to share between threads.
 
     Args:
-        url: `redis://`, `rediss://` or `unix://`, as redis-py takes it.
+        url: `redis://`, `rediss://` or `unix://`, as redis-py takes it, or `redis+sentinel://host:port,.../service`.
         queue: the queue's name.
         prefix: what the product's keys begin with.
         max_waiting_jobs, max_waiting_bytes: over either, a submission is refused with `QueueFull`.
@@ -73,8 +72,8 @@ class Client:
         # The steps repeat what may be repeated; the library repeating on its own would only multiply the waits.
         # hiredis would copy a payload into a buffer that grows piece by piece, 2 to 6 ms for 1 MiB; this packer sends
         # the payload as it lies.
-        self._redis = redis.Redis.from_url(
-            checked_url(url),
+        self._redis = connect(
+            url,
             socket_timeout=SOCKET_TIMEOUT_S,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),

@@ -18,7 +18,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import redis
 import redis.exceptions as redis_errors
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -27,6 +26,7 @@ from producer.bars import outcome
 from producer.client import Client
 from producer.errors import ProducerError
 from producer.result import Result
+from producer.server_url import connect
 from producer.table import printable
 from worker.commands.status import HEADER, Status, read_status, row
 from worker.queue_facts import QueueFacts, read_facts
@@ -91,7 +91,7 @@ class Reader:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._redis = redis.Redis.from_url(
+        self._redis = connect(
             settings.redis_url,
             decode_responses=True,
             encoding_errors="replace",

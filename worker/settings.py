@@ -32,7 +32,7 @@ class Settings:
     """How a worker runs. Each field is also an environment variable: `CUA_` and its name in capitals."""
 
     redis_url: str = field(default=DEFAULT_REDIS_URL, repr=False)
-    """Where the queue is: `redis://`, `rediss://` or `unix://`. It may hold a password, so it is never printed."""
+    """Where the queue is, as `producer.server_url` reads it. It may hold a password, so it is never printed."""
     queue: str = DEFAULT_QUEUE
     """The queue's name."""
     prefix: str = DEFAULT_PREFIX

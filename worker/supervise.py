@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import redis
 import redis.exceptions as redis_errors
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT
 
 from producer.scripts import call
+from producer.server_url import connect
 from worker.link import log_notes
 from worker.logs import set_up
 from worker.queue_facts import SERVING_STATES
@@ -56,7 +56,7 @@ class Register:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._keys = settings.keys
-        self._redis = redis.Redis.from_url(
+        self._redis = connect(
             settings.redis_url,
             decode_responses=True,
             socket_timeout=SERVER_TIMEOUT_S,

@@ -6,11 +6,11 @@ import argparse
 import json
 import sys
 
-import redis
 import redis.exceptions as redis_errors
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from producer.server_url import connect
 from worker.commands.options import add_place_options, settings_of
 from worker.queue_facts import QueueFacts, read_facts
 from worker.settings import SettingsError
@@ -49,7 +49,7 @@ def show(arguments: argparse.Namespace) -> int:
     """Print the facts; returns the exit code."""
     try:
         settings = settings_of(arguments)
-        client = redis.Redis.from_url(
+        client = connect(
             settings.redis_url,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,

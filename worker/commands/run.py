@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import redis
-
+from producer.server_url import connect
 from worker.commands.options import add_place_options, settings_of
 from worker.embedded import EmbeddedServer
 from worker.settings import LOG_FORMATS, Settings, SettingsError
@@ -113,7 +112,7 @@ def run(
                 server = stack.enter_context(EmbeddedServer(Path(arguments.embedded)))
                 settings = replace(settings, redis_url=server.url)
                 print(f"server {server.url} (data in {arguments.embedded})", flush=True)
-            connection = redis.Redis.from_url(settings.redis_url)
+            connection = connect(settings.redis_url)
             if devices:
                 command = [sys.executable, "-m", program, "run", *(["--burst"] if arguments.burst else [])]
                 supervisor = Supervisor(command, arguments.name or fresh_name(), settings, devices)

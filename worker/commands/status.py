@@ -11,6 +11,7 @@ import redis
 import redis.exceptions as redis_errors
 
 from producer.keys import Keys
+from producer.server_url import connect
 from worker.commands.options import add_place_options, settings_of
 from worker.queue_facts import SERVING_STATES
 from worker.settings import SettingsError
@@ -61,7 +62,7 @@ def show(arguments: argparse.Namespace) -> int:
     give_up_at_s = time.monotonic() + (arguments.timeout_s if arguments.wait else 0.0)
     try:
         settings = settings_of(arguments)
-        client = redis.Redis.from_url(settings.redis_url, decode_responses=True, socket_timeout=5.0)
+        client = connect(settings.redis_url, decode_responses=True, socket_timeout=5.0)
     except (SettingsError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
