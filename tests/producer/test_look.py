@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -145,7 +146,7 @@ def test_watch_shows_what_ends_from_then_on(
         for job_id in next(coming):
             client.decide(IMAGE, QUESTIONS, job_id=job_id)
 
-    monkeypatch.setattr(cli.time, "sleep", meanwhile)
+    monkeypatch.setattr(cli, "time", SimpleNamespace(sleep=meanwhile))  # not for other threads
     code, text = run(client, "watch", "--count", "3", "--json")
     assert code == 0 and [json.loads(line)["job_id"] for line in text.splitlines()] == ["one", "two", "three"]
     code, text = run(client, "watch", "one")
@@ -171,7 +172,7 @@ def test_forged_ends_are_shown_once_and_hide_nothing(
         polls += 1
         client.decide(IMAGE, QUESTIONS, job_id=f"job-{polls}")
 
-    monkeypatch.setattr(cli.time, "sleep", meanwhile)
+    monkeypatch.setattr(cli, "time", SimpleNamespace(sleep=meanwhile))  # not for other threads
     _, text = run(client, "watch", "--count", "6", "--json")
     shown = [json.loads(line)["job_id"] for line in text.splitlines()]
     assert shown == ["job-1", "job-2", "timeless", "far", "job-3", "job-4"]
