@@ -7,7 +7,8 @@ connection and no key name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -42,6 +43,24 @@ class Answer(_Data):
     choice: str
     probabilities: dict[str, float]
     confidence: float
+
+
+def confidence(probabilities: Sequence[float]) -> float:
+    """`1 - H(p) / ln(n)`, from 0 (all alike) to 1; 1 for one option (contract, section 5)."""
+    if len(probabilities) == 1:
+        return 1.0
+    entropy = -math.fsum(p * math.log(p) for p in probabilities if p > 0)
+    return min(1.0, max(0.0, 1.0 - entropy / math.log(len(probabilities))))
+
+
+def answer_map(probabilities: Mapping[str, float]) -> dict[str, object]:
+    """An `Answer` as a body has it: of every option's probability by its key, in request order."""
+    return {
+        "type": "choice",
+        "choice": max(probabilities, key=probabilities.__getitem__),  # the first of equals: a tie goes to the earliest
+        "probabilities": dict(probabilities),
+        "confidence": confidence(tuple(probabilities.values())),
+    }
 
 
 class Usage(_Data):

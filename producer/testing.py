@@ -32,7 +32,7 @@ from producer.protocol import (
     packed_jobs,
     payload_of,
 )
-from producer.result import Result, Status
+from producer.result import Result, Status, Timings, answer_map
 from producer.screenshot import ImageInput
 
 MODEL = "fake@0"
@@ -237,15 +237,11 @@ def _answer(name: str, keys: Sequence[str], given: str | Mapping[str, float] | N
         raise ValueError(
             f"the answer to {name!r} is {given!r}; it must be one of {keys}, or their probabilities, sum 1"
         )
-    probabilities = {key: told[key] for key in keys}
-    entropy = -math.fsum(p * math.log(p) for p in probabilities.values() if p > 0)
-    confidence = 1.0 if len(keys) == 1 else 1 - entropy / math.log(len(keys))
-    best = max(keys, key=lambda key: probabilities[key])
-    return {"type": "choice", "choice": best, "probabilities": probabilities, "confidence": confidence}
+    return answer_map({key: told[key] for key in keys})
 
 
 def _ended(job: SubmittedJob, status: Status, body: str) -> Result:
     fields = {"status": status, "body": body, "model": MODEL if status is Status.OK else "", "worker": "fake"}
     fields["finished_at"] = datetime.now(UTC).isoformat()
-    timings = dict.fromkeys(("queue_ms", "prepare_ms", "vision_ms", "language_ms", "total_ms"), "0")
+    timings = dict.fromkeys(Timings.model_fields, "0")
     return Result.from_hash(job.job_id, {k.encode(): v.encode() for k, v in (fields | timings).items()})

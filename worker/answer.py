@@ -6,15 +6,14 @@ An engine is any object with `Engine`'s members. Nothing here imports ours, whic
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from producer import wire
-from producer.contract import QUESTION_TYPE, Request, State
+from producer.contract import Request, State
 from producer.errors import Code, ErrorBody, Fault, RequestRefused
-from producer.result import Status
+from producer.result import Status, answer_map
 
 
 class Question(NamedTuple):
@@ -99,7 +98,7 @@ def questions_of(request: Request) -> tuple[Question, ...]:
 def answered(request: Request, decision: Decision, model: str) -> Outcome:
     """The end of a job that was answered."""
     answers = {
-        name: _answer(tuple(question.criteria), tuple(probabilities))
+        name: answer_map(dict(zip(question.criteria, probabilities, strict=True)))
         for (name, question), probabilities in zip(request.questions.items(), decision.probabilities, strict=True)
     }
     usage = {"input_tokens": decision.input_tokens, "output_tokens": 0}
@@ -134,24 +133,6 @@ def exit_code_of(error: Exception) -> int | None:
     """The process's exit code if the engine cannot go on."""
     code = getattr(error, "exit_code", None)
     return code if isinstance(code, int) else None
-
-
-def confidence(probabilities: Sequence[float]) -> float:
-    """`1 - H(p) / ln(n)`, from 0 (all alike) to 1; 1 for one option (contract, section 5)."""
-    if len(probabilities) == 1:
-        return 1.0
-    entropy = -math.fsum(p * math.log(p) for p in probabilities if p > 0)
-    return min(1.0, max(0.0, 1.0 - entropy / math.log(len(probabilities))))
-
-
-def _answer(keys: tuple[str, ...], probabilities: tuple[float, ...]) -> dict[str, object]:
-    by_key = dict(zip(keys, probabilities, strict=True))
-    return {
-        "type": QUESTION_TYPE,
-        "choice": max(by_key, key=by_key.__getitem__),  # the first of equals: a tie goes to the earliest
-        "probabilities": by_key,
-        "confidence": confidence(probabilities),
-    }
 
 
 def _image_faults(payload: bytes, engine: Engine) -> Sequence[tuple[str, str, str]]:

@@ -11,7 +11,8 @@ import pytest
 
 from engine import errors as engine_errors
 from producer.contract import build_payload, parse_request
-from worker.answer import answered, confidence, exit_code_of, failed, questions_of, refusal_faults, refused
+from producer.result import confidence
+from worker.answer import answered, exit_code_of, failed, questions_of, refusal_faults, refused
 
 
 def decision(*probabilities: tuple[float, ...]) -> Any:

@@ -12,10 +12,10 @@ import msgpack
 import pytest
 import redis
 
-from producer.result import Result
+from producer.result import Result, confidence
 from tests.servers import IMAGE, QUESTIONS, Place, asking, wait_until
 from tests.worker.noop import probabilities_of
-from worker.answer import Question, confidence
+from worker.answer import Question
 
 RESULT_FIELDS = {
     "status", "body", "model", "worker", "attempts", "enqueued_at", "finished_at", "queue_ms", "prepare_ms",
