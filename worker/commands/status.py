@@ -12,6 +12,7 @@ import redis.exceptions as redis_errors
 
 from producer.keys import Keys
 from producer.server_url import connect
+from producer.table import table as aligned
 from worker.commands.options import add_place_options, settings_of
 from worker.queue_facts import SERVING_STATES
 from worker.settings import SettingsError
@@ -81,9 +82,7 @@ def show(arguments: argparse.Namespace) -> int:
 def table(status: Status) -> str:
     """The status for a person."""
     rows = [HEADER, *(row(name, worker) for name, worker in sorted(status.workers.items()))]
-    widths = [max(len(cells[column]) for cells in rows) for column in range(len(HEADER))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
-    return "\n".join([*lines, f"{status.waiting} waiting, {status.running} running"])
+    return "\n".join([*aligned(rows), f"{status.waiting} waiting, {status.running} running"])
 
 
 def row(name: str, worker: dict[str, str]) -> tuple[str, ...]:
