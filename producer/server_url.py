@@ -70,6 +70,14 @@ def connect(url: str, **options: Any) -> redis.Redis:
     return client
 
 
+def connect_once(url: str, timeout_s: float, **options: Any) -> redis.Redis:
+    """As `connect`, for who would rather be told that the server is away: no command or connection is tried again, none
+    lasts longer than the timeout."""
+    return connect(
+        url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0), **options
+    )
+
+
 def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
     """As `connect`, awaited."""
     if not is_sentinel(checked_url(url)):

@@ -19,14 +19,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import redis.exceptions as redis_errors
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from producer.bars import outcome
 from producer.client import Client
 from producer.errors import ProducerError
-from producer.result import Result
-from producer.server_url import connect
+from producer.result import Result, Timings
+from producer.server_url import connect_once
 from producer.table import printable
 from worker.commands.status import HEADER, Status, read_status, row
 from worker.queue_facts import QueueFacts, read_facts
@@ -35,7 +33,7 @@ from worker.settings import Settings
 MOST_ENDS, SHOWN_ENDS = 200, 50
 REFRESH_S = 5
 TIMEOUT_S = 5.0
-STAGES = ("queue_ms", "prepare_ms", "vision_ms", "language_ms", "total_ms")
+STAGES = tuple(Timings.model_fields)
 STYLE = """
 body { font: 1rem/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; margin: 0 auto; padding: 1rem;
   max-width: 80rem; }
@@ -91,14 +89,7 @@ class Reader:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._redis = connect(
-            settings.redis_url,
-            decode_responses=True,
-            encoding_errors="replace",
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._redis = connect_once(settings.redis_url, TIMEOUT_S, decode_responses=True, encoding_errors="replace")
         self._client = Client(settings.redis_url, queue=settings.queue, prefix=settings.prefix, reconnect_s=0.0)
 
     def read(self) -> State:

@@ -19,12 +19,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import redis.exceptions as redis_errors
-from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
-from redis.retry import Retry
+from redis.backoff import ExponentialWithJitterBackoff
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT
 
 from producer.scripts import call
-from producer.server_url import connect
+from producer.server_url import connect_once
 from worker.link import log_notes
 from worker.logs import set_up
 from worker.queue_facts import SERVING_STATES
@@ -56,13 +55,7 @@ class Register:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._keys = settings.keys
-        self._redis = connect(
-            settings.redis_url,
-            decode_responses=True,
-            socket_timeout=SERVER_TIMEOUT_S,
-            socket_connect_timeout=SERVER_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._redis = connect_once(settings.redis_url, SERVER_TIMEOUT_S, decode_responses=True)
 
     def look(self, name: str) -> Seen | None:
         """A worker, or None if the server does not answer."""

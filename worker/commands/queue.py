@@ -7,10 +7,8 @@ import json
 import sys
 
 import redis.exceptions as redis_errors
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from producer.server_url import connect
+from producer.server_url import connect_once
 from worker.commands.options import add_place_options, settings_of
 from worker.queue_facts import QueueFacts, read_facts
 from worker.settings import SettingsError
@@ -49,12 +47,7 @@ def show(arguments: argparse.Namespace) -> int:
     """Print the facts; returns the exit code."""
     try:
         settings = settings_of(arguments)
-        client = connect(
-            settings.redis_url,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-        )
+        client = connect_once(settings.redis_url, TIMEOUT_S)
     except (SettingsError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
