@@ -26,9 +26,9 @@ from producer.errors import ProducerError
 from producer.result import Result, Timings
 from producer.server_url import connect_once
 from producer.table import printable
-from worker.commands.status import HEADER, Status, read_status, row
 from worker.queue_facts import QueueFacts, read_facts
 from worker.settings import Settings
+from worker.worker_list import HEADER, Status, read_status, row
 
 MOST_ENDS, SHOWN_ENDS = 200, 50
 REFRESH_S = 5

@@ -68,6 +68,9 @@ def test_status_says_why_a_worker_failed(place: Place) -> None:
         process.wait(timeout=20)
     shown = worker_command("status", environment=place.environment)
     assert shown.returncode == 1 and "failed: Fatal: the warm-up decision did not add up" in shown.stdout
+    waiting = worker_command("status", "--wait", "ready", "--timeout-s", "0.5", environment=place.environment)
+    (line,) = waiting.stderr.splitlines()
+    assert line.startswith("waiting: ") and "failed: Fatal: the warm-up decision did not add up" in line
 
 
 def test_status_without_a_server() -> None:
