@@ -25,7 +25,7 @@ import torch
 from benchmarks.full_size import Peer, Weights, encoder, environment, our_engine
 from benchmarks.screens import png, question, screenshot
 from engine import Engine, Question
-from engine.image import resize
+from engine.image import pixels_of, resize
 from kernels.patches import pack_patches
 
 FACTOR = 2.0
@@ -126,7 +126,7 @@ def _check_inputs(ours: Engine, peer: Peer, image: bytes, asked: Question, input
     assert torch.equal(prepared.positions, peer.positions(inputs)), "positions differ"  # type: ignore[arg-type]
     pixel_values = inputs.pixel_values  # type: ignore[attr-defined]
     for device in ("cpu", ours.device):
-        assert torch.equal(pack_patches(resize(prepared.pixels.to(device))).cpu(), pixel_values), (
+        assert torch.equal(pack_patches(resize(pixels_of(prepared.picture.to(device)))).cpu(), pixel_values), (
             f"pixels differ on {device}"
         )
 

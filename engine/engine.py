@@ -82,6 +82,8 @@ class Engine:
         self.device = device
         self._model = model
         self._encoder = encoder
+        # On a GPU a plain PNG's filters are its work; on the CPU Pillow decodes every file.
+        self._filtered_pictures = device.type == "cuda"
         self._letter_rows = model.language.letter_rows(encoder.letter_ids)
         self._runner = (
             GpuRunner(model, self._letter_rows, encoder.head_ids, eager=eager, image_cache_bytes=image_cache_bytes)
@@ -189,7 +191,7 @@ class Engine:
         return images.check_image(image, media_type)
 
     def prepare(self, image: bytes, questions: Sequence[Question], media_type: str | None = None) -> Prepared:
-        """The CPU's part of `decide`: decode, tokens, positions. Touches neither the model nor the device.
+        """The CPU's part of `decide`: picture, tokens, positions. Touches neither the model nor the device.
 
         It may run in another thread beside `decide_prepared`.
 
@@ -198,8 +200,8 @@ class Engine:
         """
         assert questions, "a request has at least one question"
         started_s = time.perf_counter()
-        pixels = images.decode(image, media_type)
-        rows, columns = (side // images.SIDE_MULTIPLE_PIXELS for side in images.resized_size(*pixels.shape[:2]))
+        picture = images.open_picture(image, media_type, filtered=self._filtered_pictures)
+        rows, columns = (side // images.SIDE_MULTIPLE_PIXELS for side in images.resized_size(*images.size_of(picture)))
         head = [*self._encoder.head_ids, *[self._encoder.image_pad_id] * (rows * columns)]
         tails = [self._encoder.tail_ids(question) for question in questions]
         prompt_tokens = [len(head) + len(tail) for tail in tails]
@@ -214,7 +216,7 @@ class Engine:
         places = torch.cat([torch.arange(cut), *(torch.arange(cut, cut + len(part)) for part in parts)])
         return Prepared(
             image_key=sha256(image).digest(),
-            pixels=pixels,
+            picture=picture,
             grid=(1, 2 * rows, 2 * columns),
             ids=ids,
             positions=axes[:, places],
@@ -228,7 +230,7 @@ class Engine:
 
     def _encode(self, prepared: Prepared) -> torch.Tensor:
         """The image's rows for the language model, `[image tokens, D]`, model dtype."""
-        pixels = images.resize(prepared.pixels.to(self.device))
+        pixels = images.resize(images.pixels_of(prepared.picture.to(self.device)))
         return self._model.vision(pack_patches(pixels), prepared.grid)
 
     def _prefill(self, prepared: Prepared, features: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """A screenshot from its file's bytes: what is read from the header before decoding, the decoding, the resize.
 
 Everything here is the contract's section 2. Pixels leave as `uint8`; normalising and packing into patches is
-`kernels.patches`. It knows no prompt and no model.
+`kernels.patches`. It knows no prompt and no model. What a file's pixels are, and whether it has any, Pillow says;
+`engine.png` goes half of the way for it where a GPU can go the other half.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ import torch
 from PIL import Image
 
 from engine.errors import Fault, Refusal
+from engine.png import FilteredRows, filtered_rows
 from kernels.resize import resize_bicubic
+from kernels.unfilter import unfilter
+
+# `uint8 [height, width, 3]`, or what becomes that on a GPU.
+Picture = torch.Tensor | FilteredRows
 
 MAX_SIDE_PIXELS = 2048
 MAX_IMAGE_PIXELS = 1_048_576
@@ -63,6 +69,25 @@ def check_image(data: bytes, media_type: str | None = None) -> tuple[Fault, ...]
     return tuple(faults)
 
 
+def open_picture(data: bytes, media_type: str | None = None, *, filtered: bool) -> Picture:
+    """The picture in a PNG or JPEG, on the CPU, decoded or nearly.
+
+    Args:
+        data: the file's bytes.
+        media_type: the label of the data URL it came in, or None for plain bytes.
+        filtered: leave a plain PNG's filters to `pixels_of`, which is for pictures that go to a GPU.
+
+    Raises:
+        Refusal: as `decode`, for the same files.
+    """
+    header = _checked(data, media_type)
+    if filtered and header.media_type == "image/png":
+        rows = filtered_rows(data)
+        if rows is not None:
+            return rows
+    return _decode(data, header)
+
+
 def decode(data: bytes, media_type: str | None = None) -> torch.Tensor:
     """The RGB pixels of a PNG or JPEG, as Pillow's `convert("RGB")` gives them.
 
@@ -73,23 +98,20 @@ def decode(data: bytes, media_type: str | None = None) -> torch.Tensor:
         Refusal: `unsupported_format`, `animated`, `multi_picture`, `image_too_large`, `aspect_ratio`, `mime_mismatch`
             (all from the header, before any decoding) or `decode_failed`.
     """
-    faults = check_image(data, media_type)
-    if faults:
-        raise Refusal(faults)
-    header = read_header(data)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=[header.media_type.removeprefix("image/").upper()]) as picture:
-                rgb = picture.convert("RGB")
-    except Exception as error:
-        # Pillow raises whatever its plugins meet (OSError, SyntaxError, ValueError, struct.error ...).
-        raise _refuse(f"the image data is truncated or corrupt ({type(error).__name__}); encode it again") from error
-    if rgb.size != (header.width, header.height):
-        raise _refuse(
-            f"the header says {header.width}x{header.height} but the data decodes to {rgb.width}x{rgb.height}"
-        )
-    return torch.frombuffer(bytearray(rgb.tobytes()), dtype=torch.uint8).view(rgb.height, rgb.width, 3)
+    return _decode(data, _checked(data, media_type))
+
+
+def size_of(picture: Picture) -> tuple[int, int]:
+    """A picture's `(height, width)` in pixels."""
+    if isinstance(picture, FilteredRows):
+        height, stride = picture.rows.shape
+        return height, (stride - 1) // picture.channels
+    return picture.shape[0], picture.shape[1]
+
+
+def pixels_of(picture: Picture) -> torch.Tensor:
+    """A picture's pixels on its device, `uint8 [height, width, 3]`: the same as `decode` gives."""
+    return unfilter(picture.rows, picture.channels) if isinstance(picture, FilteredRows) else picture
 
 
 def resized_size(height: int, width: int) -> tuple[int, int]:
@@ -122,6 +144,29 @@ def read_header(data: bytes) -> Header:
     if data.startswith(JPEG_SIGNATURE):
         return Header("image/jpeg", *_jpeg_size(data))
     raise _refuse("the image is neither PNG nor JPEG by its first bytes; send one of these", "unsupported_format")
+
+
+def _checked(data: bytes, media_type: str | None) -> Header:
+    faults = check_image(data, media_type)
+    if faults:
+        raise Refusal(faults)
+    return read_header(data)
+
+
+def _decode(data: bytes, header: Header) -> torch.Tensor:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=[header.media_type.removeprefix("image/").upper()]) as picture:
+                rgb = picture.convert("RGB")
+    except Exception as error:
+        # Pillow raises whatever its plugins meet (OSError, SyntaxError, ValueError, struct.error ...).
+        raise _refuse(f"the image data is truncated or corrupt ({type(error).__name__}); encode it again") from error
+    if rgb.size != (header.width, header.height):
+        raise _refuse(
+            f"the header says {header.width}x{header.height} but the data decodes to {rgb.width}x{rgb.height}"
+        )
+    return torch.frombuffer(bytearray(rgb.tobytes()), dtype=torch.uint8).view(rgb.height, rgb.width, 3)
 
 
 def _size_faults(width: int, height: int) -> list[Fault]:

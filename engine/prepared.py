@@ -1,4 +1,4 @@
-"""A request between the CPU's part and the model's: pixels, tokens, positions, and how they are packed."""
+"""A request between the CPU's part and the model's: picture, tokens, positions, and how they are packed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.image import Picture
 from kernels.segments import Segments
 
 
@@ -13,15 +14,16 @@ from kernels.segments import Segments
 class Prepared:
     """A request ready for the model, on the CPU.
 
-    `image_key` is the SHA-256 of the image file. `pixels` is `uint8 [H, W, 3]` as decoded, `grid` `(1, rows, columns)`
-    in patches once resized. `ids` `[T]` int64 packs the shared prefix and then each question's suffix, as `segments`
-    says: the prefix is the constant head, of `head_tokens`, and the image. `positions` is `[3, T]` int64.
-    `image_tokens` `[T]` int64 says which of the image's tokens stands in a row, -1 for text. `options` counts each
-    question's letters. `input_tokens` sums every question's whole prompt. `prepare_ms` is what the CPU's part took.
+    `image_key` is the SHA-256 of the image file. `picture` is what `engine.image.pixels_of` turns into pixels, `grid`
+    `(1, rows, columns)` in patches once resized. `ids` `[T]` int64 packs the shared prefix and then each question's
+    suffix, as `segments` says: the prefix is the constant head, of `head_tokens`, and the image. `positions` is
+    `[3, T]` int64. `image_tokens` `[T]` int64 says which of the image's tokens stands in a row, -1 for text. `options`
+    counts each question's letters. `input_tokens` sums every question's whole prompt. `prepare_ms` is what the CPU's
+    part took.
     """
 
     image_key: bytes
-    pixels: torch.Tensor
+    picture: Picture
     grid: tuple[int, int, int]
     ids: torch.Tensor
     positions: torch.Tensor

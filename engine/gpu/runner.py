@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from engine.gpu.graphs import Graphs
 from engine.gpu.workspace import PassInputs, SavedState, Staging, Workspace
 from engine.model import Model, Segments, letter_logits, letter_probabilities
 from engine.model.vision import GridTables
+from engine.png import FilteredRows
 from engine.prepared import Prepared
 from engine.prompt import MAX_OPTIONS, MAX_PROMPT_TOKENS
 from kernels.layout import MAX_SUFFIXES, Layout, PlacedSegments
@@ -43,6 +44,8 @@ COMMON_GRIDS: tuple[Grid, ...] = ((1, 50, 80), (1, 64, 64), (1, 44, 80), (1, 48,
 # Up to these many rows, passes with and without a prefix are captured before the first job.
 COMMON_ROWS = 2048
 PATCH_PIXELS = images.SIDE_MULTIPLE_PIXELS // 2
+# The most bytes of a picture before it is resized: RGBA, each row with its filter type.
+MAX_PICTURE_BYTES = 4 * images.MAX_IMAGE_PIXELS + images.MAX_SIDE_PIXELS
 # How many grids' tables are kept without a graph.
 MAX_GRIDS = 64
 
@@ -94,8 +97,8 @@ class GpuRunner:
         self._inputs: dict[int, PassInputs] = {}
         self._staging: dict[tuple[int, int], Staging] = {}
         self._pictures: dict[Grid, _Picture] = {}
-        self._raw = torch.empty(3 * images.MAX_IMAGE_PIXELS, dtype=torch.uint8, device=self._device)
-        self._raw_pinned = torch.empty(3 * images.MAX_IMAGE_PIXELS, dtype=torch.uint8, pin_memory=True)
+        self._raw = torch.empty(MAX_PICTURE_BYTES, dtype=torch.uint8, device=self._device)
+        self._raw_pinned = torch.empty(MAX_PICTURE_BYTES, dtype=torch.uint8, pin_memory=True)
         self.graphs = Graphs(self._device, enabled=not eager)
         self.images: ByteBoundCache[SavedState] = ByteBoundCache(image_cache_bytes)
         with torch.inference_mode():
@@ -148,7 +151,7 @@ class GpuRunner:
         marks[0].record()
         kept = self.images.get(image_key) if self.images.bound_bytes else None
         if kept is None:
-            self._encode(request.pixels, request.grid)
+            self._encode(request.picture, request.grid)
         marks[1].record()
         self._workspace.load(self._head if kept is None else kept)
         passes = request_passes(request, with_prefix=kept is None)
@@ -170,7 +173,7 @@ class GpuRunner:
         staging.answer.copy_(self._probabilities, non_blocking=True)
         return staging.answer[: len(segments.suffix_tokens)]
 
-    def _encode(self, pixels: Tensor, grid: Grid) -> None:
+    def _encode(self, raw: images.Picture, grid: Grid) -> None:
         """The image's rows, into the workspace."""
         picture = self._pictures.get(grid)
         if picture is None:
@@ -179,14 +182,19 @@ class GpuRunner:
             _, rows, columns = grid
             fixed = torch.empty(PATCH_PIXELS * rows, PATCH_PIXELS * columns, 3, dtype=torch.uint8, device=self._device)
             picture = self._pictures[grid] = _Picture(fixed, self._model.vision.grid_tables(grid))
-        picture.pixels.copy_(images.resize(self._upload(pixels)))
+        picture.pixels.copy_(images.resize(self._upload(raw)))
         self.graphs.run(("vision", grid), partial(self._encode_picture, picture, grid))
 
-    def _upload(self, pixels: Tensor) -> Tensor:
-        """A decoded picture on the device, through pinned memory, without waiting."""
-        count = pixels.numel()
-        self._raw[:count].copy_(self._raw_pinned[:count].copy_(pixels.flatten()), non_blocking=True)
-        return self._raw[:count].view(pixels.shape)
+    def _upload(self, raw: images.Picture) -> Tensor:
+        """A picture's pixels on the device, through pinned memory, without waiting."""
+        if isinstance(raw, FilteredRows):
+            return images.pixels_of(replace(raw, rows=self._on_device(raw.rows)))
+        return self._on_device(raw)
+
+    def _on_device(self, picture: Tensor) -> Tensor:
+        count = picture.numel()
+        self._raw[:count].copy_(self._raw_pinned[:count].copy_(picture.flatten()), non_blocking=True)
+        return self._raw[:count].view(picture.shape)
 
     def _encode_picture(self, picture: _Picture, grid: Grid) -> None:
         features = self._model.vision(pack_patches(picture.pixels, dtype=self._dtype), grid, picture.tables)

@@ -62,7 +62,7 @@ def prepared(image_tokens: int, tails: tuple[int, ...]) -> Prepared:
     total = prefix + sum(tails)
     return Prepared(
         image_key=b"image",
-        pixels=torch.zeros(32, 32, 3, dtype=torch.uint8),
+        picture=torch.zeros(32, 32, 3, dtype=torch.uint8),
         grid=(1, 2, 2),
         ids=torch.arange(total),
         positions=torch.arange(total).expand(3, -1) + torch.tensor([[0], [1000], [2000]]),
