@@ -4,6 +4,9 @@ What a picture's pixels are is said by Pillow, the contract's decoder. This read
 answer, once `kernels.unfilter` has undone the filters, is Pillow's to the bit; to anything unusual or broken it says
 nothing, and Pillow decodes the file or refuses it. Two things make it worth having: ISA-L inflates several times
 faster than zlib does, and filters are most of what is left.
+
+One thing only is taken here that Pillow refuses: a stream, whole and with a valid checksum, in which a Huffman code has
+words that stand for nothing. ISA-L reads it, zlib does not, and no encoder writes it.
 """
 
 from __future__ import annotations
@@ -95,7 +98,7 @@ def _zlib_stream(data: bytes) -> bytes | None:
                 return None
             parts.append(body)
         elif kind == b"IEND":
-            return b"".join(parts) if parts and not body else None
+            return None if body else b"".join(parts)
         elif before:
             ancillary_bytes += len(body)
             repeated = kind in past and kind not in _TEXTS

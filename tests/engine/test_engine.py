@@ -14,6 +14,7 @@ from safetensors import safe_open
 from engine import CheckpointPaths, Engine, Question, Refusal, Stats, open_checkpoint
 from engine import image as images
 from engine.checkpoint.tokenizer import load_tokenizer
+from engine.png import FilteredRows
 from engine.prompt import PromptEncoder
 from engine.warm_up import picture
 from kernels.patches import pack_patches
@@ -91,6 +92,16 @@ def use_merged_language(model: PeftModel, export: Path) -> None:
         if ".language_model." in name and ".lora_B." in name:
             parameter.data.zero_()
     assert copied > 20
+
+
+def test_a_picture_whose_filters_are_left_to_the_device_gives_the_same_bits(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = engine.decide(SCREENSHOT, [TWO])
+    assert isinstance(engine.prepare(SCREENSHOT, [TWO]).picture, torch.Tensor)
+    monkeypatch.setattr(engine, "_filtered_pictures", True)
+    assert isinstance(engine.prepare(SCREENSHOT, [TWO]).picture, FilteredRows)
+    assert engine.decide(SCREENSHOT, [TWO]).probabilities == expected.probabilities
 
 
 @pytest.mark.parametrize(

@@ -162,11 +162,11 @@ def detonate(name: str, data: bytes) -> Bomb:
 
 def _look(data: bytes, reply: Connection) -> None:
     from engine.errors import Refusal
-    from engine.image import decode
+    from engine.image import open_picture, pixels_of
 
     before_kib, started_s = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     try:
-        decode(data)
+        pixels_of(open_picture(data, filtered=True))
         verdict = "decoded"
     except Refusal as refusal:
         verdict = refusal.faults[0][2]

@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: its interpreter runs these tests")
 
-from kernels import attention, causal_conv, delta_rule, linear, lora, mlp, norms, patches, resize, rotary
+from kernels import attention, causal_conv, delta_rule, linear, lora, mlp, norms, patches, resize, rotary, unfilter
 from kernels.gpu import attention as gpu_attention
 from kernels.gpu import causal_conv as gpu_conv
 from kernels.gpu import delta_rule as gpu_delta
@@ -23,8 +23,10 @@ from kernels.gpu import norms as gpu_norms
 from kernels.gpu import patches as gpu_patches
 from kernels.gpu import resize as gpu_resize
 from kernels.gpu import rotary as gpu_rotary
+from kernels.gpu import unfilter as gpu_unfilter
 from kernels.layout import Layout
 from kernels.segments import Segments
+from tests import pngs
 from tests.kernels.oracles import rand
 
 Tensor = torch.Tensor
@@ -95,6 +97,20 @@ def test_patches_to_the_bit(height: int, width: int) -> None:
 def test_resize_to_the_bit(size: tuple[int, int], resized: tuple[int, int]) -> None:
     pixels = torch.randint(0, 256, (*size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
     assert torch.equal(gpu_resize.resize_bicubic(pixels, *resized), resize.resize_bicubic(pixels, *resized))
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("size", pngs.SIZES)
+def test_unfilter_to_the_bit(size: tuple[int, int], channels: int) -> None:
+    filtered = pngs.filter_rows(pngs.noise(*size, channels), pngs.mixed(size[0]))
+    assert torch.equal(gpu_unfilter.unfilter(filtered, channels), unfilter.unfilter(filtered, channels))
+
+
+@pytest.mark.parametrize("kind", range(5))
+def test_unfilter_across_bands_to_the_bit(kind: int) -> None:
+    """Any bytes are some picture's filtered bytes; 70 rows are three bands, 21 columns fewer than a band's steps."""
+    filtered = torch.cat([torch.full((70, 1), kind, dtype=torch.uint8), pngs.noise(70, 21, 3).view(70, -1)], dim=1)
+    assert torch.equal(gpu_unfilter.unfilter(filtered, 3), unfilter.unfilter(filtered, 3))
 
 
 def test_vision_rotary() -> None:
