@@ -37,7 +37,7 @@ from producer.keys import JOB_ID_PATTERN, Keys
 from producer.limits import MAX_WAITING_BYTES, MAX_WAITING_JOBS
 from producer.result import Result
 from producer.screenshot import ImageInput, file_faults, file_of
-from producer.scripts import CANCEL, MAX_RECENT, RECENT, SETTLE, SUBMIT, Command, Policy, Script, call
+from producer.scripts import CANCEL, MAX_RECENT, RECENT, SETTLE, SUBMIT, Command, Policy, Script, call, seal
 
 DEFAULT_DEADLINE_S = 60.0
 MAX_DEADLINE_S = 86_400.0
@@ -121,15 +121,21 @@ class Protocol:
         deadline_s: float,
         nonce: str | None = None,
         give_up_at: float = math.inf,
+        *,
+        is_sealed: bool = True,
     ) -> Steps[Submitted]:
         """Put a payload on the queue, once however often it is repeated. The nonce names this very submission.
+
+        Unless `is_sealed`, the payload's digest is left out, and must follow as `seal`. That is for a fresh id which
+        nobody is told before: only the nonce knows such a submission again.
 
         Raises:
             DuplicateId, QueueFull, RequestRefused (a malformed id).
         """
         checked_deadline(deadline_s)
         job_id = fresh_id() if job_id is None else checked_id(job_id)
-        batch = self._submission(payload, job_id, deadline_s, nonce or fresh_id())
+        sha256 = hashlib.sha256(payload).hexdigest() if is_sealed else ""
+        batch = self._submission(payload, sha256, job_id, deadline_s, nonce or fresh_id())
         try:
             reply = (yield from _ask(batch, min(give_up_at, time.monotonic() + self.reconnect_s)))[-1]
         except redis_errors.OutOfMemoryError:
@@ -177,12 +183,16 @@ class Protocol:
 
     def decide(self, payload: bytes, job_id: str | None, deadline_s: float, timeout_s: float | None) -> Steps[Result]:
         """Submit and wait, one timeout over both. Giving up takes the job back, unless it was somebody else's."""
+        is_sealed = job_id is not None
         job_id, nonce = fresh_id() if job_id is None else checked_id(job_id), fresh_id()
         timeout_s = deadline_s + DECIDE_GRACE_S if timeout_s is None else timeout_s
         give_up_at = time.monotonic() + timeout_s
         try:
-            job = yield from self.submit(payload, job_id, deadline_s, nonce, give_up_at)
-            return (yield from self._wait(job_id, timeout_s, give_up_at, job.deadline_in_s + SETTLE_MARGIN_S))
+            job = yield from self.submit(payload, job_id, deadline_s, nonce, give_up_at, is_sealed=is_sealed)
+            # A worker has the job by now: the digest is computed beside it, and sent with the wait.
+            before = () if is_sealed else (seal(self.keys, job_id, payload),)
+            block_s = job.deadline_in_s + SETTLE_MARGIN_S
+            return (yield from self._wait(job_id, timeout_s, give_up_at, block_s, before))
         except (GeneratorExit, redis_errors.RedisError, DuplicateId, QueueFull, ValueError):
             raise  # nothing to take back, or nobody to tell
         except BaseException:
@@ -222,14 +232,19 @@ class Protocol:
                 results.append(Result.from_hash(job_id, fields))
         return results
 
-    def _wait(self, job_id: str, timeout_s: float, give_up_at: float, block_s: float = 0.0) -> Steps[Result]:
+    def _wait(
+        self, job_id: str, timeout_s: float, give_up_at: float, block_s: float = 0.0, before: tuple[Command, ...] = ()
+    ) -> Steps[Result]:
+        """`before`: commands that go with the first blocking read."""
         seen = b"0-0"
         while True:
             if block_s > 0:
                 # A millisecond, the least that can be asked for, when submitting took all the time.
                 block_s = max(0.001, min(block_s, give_up_at - time.monotonic(), MAX_BLOCK_S))
                 # The second command is answered when the first one wakes: one round trip for both.
-                entries, fields = yield from _ask(self._blocking_read(job_id, seen, block_s), give_up_at)
+                batch = Batch((*before, *self._blocking_read(job_id, seen, block_s)))
+                before = ()
+                *_, entries, fields = yield from _ask(batch, give_up_at)
                 seen = _last_entry_id(entries) or seen
             else:
                 (state, wait_ms), fields = yield from _ask(self._settling(job_id), give_up_at)
@@ -244,12 +259,12 @@ class Protocol:
             if time.monotonic() >= give_up_at:
                 raise ResultTimeout(job_id, timeout_s)
 
-    def _submission(self, payload: bytes, job_id: str, deadline_s: float, nonce: str) -> Batch:
+    def _submission(self, payload: bytes, sha256: str, job_id: str, deadline_s: float, nonce: str) -> Batch:
         staged = self.keys.staged(nonce)
         submit = self._script(
             SUBMIT,
             job_id,
-            hashlib.sha256(payload).hexdigest(),
+            sha256,
             len(payload),
             max(1, round(deadline_s * 1000)),
             nonce,
@@ -262,10 +277,10 @@ class Protocol:
     def _settling(self, job_id: str) -> Batch:
         return Batch((self._script(SETTLE, job_id), ("HGETALL", self.keys.result(job_id))))
 
-    def _blocking_read(self, job_id: str, seen: bytes, block_s: float) -> Batch:
+    def _blocking_read(self, job_id: str, seen: bytes, block_s: float) -> tuple[Command, Command]:
         block_ms = max(1, round(block_s * 1000))
         read = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self.keys.stream(job_id), seen)
-        return Batch((read, ("HGETALL", self.keys.result(job_id))))
+        return read, ("HGETALL", self.keys.result(job_id))
 
     def _script(self, script: Script, *args: str | int) -> Command:
         return call(script, self.keys, self.policy, *args)

@@ -7,6 +7,7 @@ clock. Payloads never pass through Lua, which would copy them.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,6 +46,12 @@ def call(script: Script, keys: Keys, policy: Policy, *args: str | int | float) -
     names = [getattr(keys, name) for name in _KEYS]
     shared = (keys.payload(""), keys.result(""), keys.rq_job(""), keys.stream(""), keys.queue_name)
     return ("EVAL", script.text, len(names), *names, *shared, policy.result_ttl_s, policy.max_attempts, *args)
+
+
+def seal(keys: Keys, job_id: str, payload: bytes) -> Command:
+    """The command that gives a job submitted without its payload's digest that digest."""
+    digest = hashlib.sha256(payload).hexdigest()
+    return ("EVAL", SEAL.text, 2, keys.rq_job(job_id), keys.result(job_id), digest)
 
 
 _KEYS = ("queue", "queues", "leases", "wip", "waiting", "wake", "finished", "failed", "rate", "workers", "recent")
@@ -215,7 +222,8 @@ def _lua(value: str | bytes | int) -> str:
     return "'" + "".join(f"\\{byte:03d}" for byte in data) + "'"
 
 
-# Args: id, sha256, payload bytes, deadline ms, nonce, staged key, most waiting jobs, most waiting bytes.
+# Args: id, sha256, payload bytes, deadline ms, nonce, staged key, most waiting jobs, most waiting bytes. The sha256 of a
+# fresh id may be empty, and SEAL brings it: until then only its own nonce knows the submission again.
 # Returns {"queued" | "same", ms to the deadline}, {"duplicate"} or {"full", retry after ms, jobs, bytes}.
 SUBMIT = script(
     """
@@ -259,7 +267,11 @@ end
 local known = known_sha256()
 if known then
   redis.call('DEL', staged)
-  if known ~= sha256 then return {'duplicate'} end
+  local is_same = known == sha256
+  if sha256 == '' then
+    is_same = redis.call('TYPE', JOB .. id).ok == 'hash' and redis.call('HGET', JOB .. id, 'nonce') == nonce
+  end
+  if not is_same then return {'duplicate'} end
   local job = read_job(id)
   return {'same', math.max(0, math.ceil(((job and job.deadline_us or NOW_US) - NOW_US) / 1000))}
 end
@@ -285,6 +297,17 @@ return {'queued', deadline_ms}
 """,
     PAYLOAD_GRACE_MS=PAYLOAD_GRACE_MS,
 )
+
+# Keys: a job's record and its result. Args: sha256. Writes the payload's digest where one was left out, into the record,
+# and into the result of a job that has ended already. It makes no key; without the prelude, for it is sent with others.
+SEAL = Script("""#!lua flags=allow-oom
+for _, key in ipairs(KEYS) do
+  if redis.call('TYPE', key).ok == 'hash' and redis.call('HGET', key, 'payload_sha256') == '' then
+    redis.call('HSET', key, 'payload_sha256', ARGV[1])
+  end
+end
+return 'sealed'
+""")
 
 # Args: id. What a waiting client asks for: ends the job if its deadline passed while it waited, takes it back from a
 # worker whose lease has ended. Returns {"ended" | "unknown" | "waiting" | "running", ms until it is worth asking}.

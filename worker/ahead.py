@@ -71,7 +71,7 @@ class Ahead:
         self._ended: Ending | None = None
         self._written: Future[None] | None = None
         self.ended_jobs = 0
-        self._last_s = 0.0
+        self._last_s = LEAD_S
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +99,7 @@ class Ahead:
         if self._ended is not None:
             self._written = self._thread.submit(self._end, self._link, self._ended)
             self._ended = None
-        if self._looks:
+        if self._looks and self._last_s >= POLL_S:  # else the block is over before the first look
             self._job = self._thread.submit(self._look, is_free, max(POLL_S, self._last_s - LEAD_S))
         try:
             yield

@@ -23,7 +23,7 @@ from redis.retry import Retry
 from rq.connections import get_connection_kwargs
 
 from producer.limits import MAX_PAYLOAD_BYTES
-from producer.scripts import Command, Script, call
+from producer.scripts import Command, Script, call, seal
 from worker.answer import Outcome
 from worker.logs import event
 from worker.scripts import BEGIN, CLAIM, FINISH, GIVE_BACK, LEAVE, MAINTAIN
@@ -190,6 +190,8 @@ class Link:
         if reply[0] == b"lost":
             return None
         self._hint = _as_hint(reply[4])
+        if not reply[5]:
+            self._seal(claim)
         return Ended(reply[1].decode(), reply[2].decode(), reply[3].decode())
 
     def maintain(self) -> None:
@@ -257,6 +259,13 @@ class Link:
         woken = self._patiently("wait for a job", lambda: self._redis.blpop([self._keys.wake], timeout=BLOCK_S))
         if woken:
             self._hint = _as_hint(woken[1])
+
+    def _seal(self, claim: Claim) -> None:
+        """Give a result the digest that its producer has not sent yet, and perhaps never will."""
+        try:
+            self._run(seal(self._keys, claim.job_id, claim.payload))
+        except redis_errors.RedisError as error:
+            log.warning("could not write the digest of job %s: %s", claim.job_id, error)
 
     def _take_note(self, notes: list[bytes]) -> None:
         for fields in log_notes(notes):
