@@ -52,6 +52,10 @@ class Keys:
         """String: a payload inside the transaction that submits it; never seen outside."""
         return f"{self.prefix}staged:{nonce}"
 
+    def taken(self, token: str) -> str:
+        """String: a payload while the worker that has just taken its job reads it; no job's id holds a colon."""
+        return f"{self.prefix}job:taken:{token}"
+
     def worker(self, name: str) -> str:
         """Hash: what a worker says about itself."""
         return f"{self.prefix}worker:{name}"

@@ -59,6 +59,7 @@ _KEYS = ("queue", "queues", "leases", "wip", "waiting", "wake", "finished", "fai
 _PRELUDE = """-- Keys (producer/keys.py says what each holds); the ids' own keys are made from their prefixes.
 local QUEUE, QUEUES, LEASES, WIP, WAITING, WAKE, FINISHED, FAILED, RATE, WORKERS, RECENT = unpack(KEYS)
 local PAYLOAD, RESULT, JOB, STREAM, QUEUE_NAME = unpack(ARGV, 1, 5)
+local TAKEN = PAYLOAD .. 'taken:'
 local RESULT_TTL_S, MAX_ATTEMPTS = tonumber(ARGV[6]), tonumber(ARGV[7])
 local RQ_STATUS = {ok = 'finished', invalid = 'finished', failed = 'failed', expired = 'canceled',
   cancelled = 'canceled'}
@@ -184,6 +185,7 @@ local function recover(member, why)
   if not id or #id > 64 then return note('dropped', member, {why = 'malformed lease'}) end
   local job = read_job(id)
   if not job or job.status ~= 'started' or job.lease ~= token or own(RESULT .. id, 'hash') then return end
+  if own(TAKEN .. token, 'string') then redis.call('RENAME', TAKEN .. token, PAYLOAD .. id) end
   if job.cancel then
     end_with(job, 'cancelled', 'cancelled', 'cancelled while running')
   elseif (job.attempts or 0) >= MAX_ATTEMPTS then

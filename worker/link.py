@@ -26,7 +26,7 @@ from producer.limits import MAX_PAYLOAD_BYTES
 from producer.scripts import Command, Script, call, seal
 from worker.answer import Outcome
 from worker.logs import event
-from worker.scripts import BEGIN, CLAIM, FINISH, GIVE_BACK, LEAVE, MAINTAIN
+from worker.scripts import BEGIN, CLAIM, FINISH, GIVE_BACK, LEAVE, MAINTAIN, PUT_BACK
 from worker.settings import Settings, SettingsError
 
 # One blocking pop lasts this long: an idle worker notices within it that it shall stop, or that a lease has ended.
@@ -108,7 +108,7 @@ class Link:
         self._on_end = on_end
         self._worker_keys = (self._keys.worker(name), self._keys.rq_worker(name))
         self._tokens = (f"{uuid.uuid4().hex[:16]}-{number}" for number in count(1))
-        self._hint: str | None = None
+        self._nothing_waits = False
         self._maintained_at_s = float("-inf")
 
     def check_server(self) -> None:
@@ -142,11 +142,9 @@ class Link:
 
     def take(self, *, block: bool) -> Claim | None:
         """The next job, or None: at once if `block` is false, after about a second otherwise."""
-        claim = self._claim()
-        if claim is None and block:
-            self._wait()
-            claim = self._claim()
-        return claim
+        nothing_waits, self._nothing_waits = self._nothing_waits, False
+        claim = None if block and nothing_waits else self._claim()
+        return self._claim(wait_s=BLOCK_S) if claim is None and block else claim
 
     def take_ahead(self) -> Claim | None:
         """The next job while another one is in hand, at once; None also if an idle worker may have it."""
@@ -189,7 +187,7 @@ class Link:
         reply = self._patiently(f"write the result of job {claim.job_id}", lambda: self._run(command), must=True)
         if reply[0] == b"lost":
             return None
-        self._hint = _as_hint(reply[4])
+        self._nothing_waits = reply[4] == 0
         if not reply[5]:
             self._seal(claim)
         return Ended(reply[1].decode(), reply[2].decode(), reply[3].decode())
@@ -214,10 +212,11 @@ class Link:
         except redis_errors.RedisError as error:
             log.warning("could not sign off: %s; the worker's keys expire by themselves", error)
 
-    def _claim(self, *, is_ahead: bool = False) -> Claim | None:
+    def _claim(self, *, is_ahead: bool = False, wait_s: float = 0.0) -> Claim | None:
         token = next(self._tokens)
+        waits = iter([wait_s])  # a claim whose reply was lost is asked for at once
         while True:
-            reply = self._patiently("take a job", lambda: self._claim_once(token, is_ahead))
+            reply = self._patiently("take a job", lambda: self._claim_once(token, is_ahead, next(waits, 0.0)))
             if reply is None:
                 return None
             (notes, job), payload = reply
@@ -235,30 +234,28 @@ class Link:
         # A payload that is gone by now reads as an empty one, which the contract refuses.
         return Claim(job_id, token, int(job[1]), float(job[2]), int(job[3]), job[4].decode(), payload or b"")
 
-    def _claim_once(self, token: str, is_ahead: bool) -> tuple[list[Any], bytes | None]:
-        """Claim, and in the same round trip read the payload of the job that is probably next."""
-        hint, self._hint = self._hint, None
+    def _claim_once(self, token: str, is_ahead: bool, wait_s: float) -> tuple[list[Any], bytes | None]:
+        """Block until something was put on the queue, claim, and read the payload: one round trip.
+
+        What wakes is only a hint and may be lost: the queue itself decides, also when nothing woke.
+        """
+        taken = self._keys.taken(token)
         claim = self._script(
             CLAIM, token, self._name, *self._worker_keys,
             self._settings.lease_s, MAX_PAYLOAD_BYTES, SCAN_BUDGET, self._keys.suspended, int(is_ahead),
         )  # fmt: skip
-        if hint is None:
-            return self._run(claim), None
-        # Not in MULTI: a server out of memory takes no command into one.
+        put_back = ("EVAL", PUT_BACK.text, 2, self._keys.leases, taken, token, self._keys.payload(""))
+        # Not in MULTI: a server out of memory takes no command into one, and none blocks there.
         with self._redis.pipeline(transaction=False) as pipeline:
+            if wait_s:
+                pipeline.execute_command("BLPOP", self._keys.wake, wait_s)  # type: ignore[no-untyped-call]
             pipeline.execute_command(*claim)  # type: ignore[no-untyped-call]
-            pipeline.get(self._keys.payload(hint))
-            reply, payload = pipeline.execute(raise_on_error=False)
-        if isinstance(reply, Exception):
-            raise reply
-        is_hinted = reply[1] and reply[1][0] == hint.encode()
-        return reply, payload if is_hinted and isinstance(payload, bytes) else None
-
-    def _wait(self) -> None:
-        """Block until something was put on the queue. A popped hint may be lost: the queue itself decides."""
-        woken = self._patiently("wait for a job", lambda: self._redis.blpop([self._keys.wake], timeout=BLOCK_S))
-        if woken:
-            self._hint = _as_hint(woken[1])
+            pipeline.get(taken)
+            pipeline.execute_command(*put_back)  # type: ignore[no-untyped-call]
+            *_, reply, payload, _ = replies = pipeline.execute(raise_on_error=False)
+        if error := next((one for one in replies if isinstance(one, Exception)), None):
+            raise error
+        return reply, payload
 
     def _seal(self, claim: Claim) -> None:
         """Give a result the digest that its producer has not sent yet, and perhaps never will."""
@@ -339,11 +336,6 @@ def log_notes(notes: list[bytes]) -> list[dict[str, Any]]:
             extra=event(f"job_{fields['event']}", job_id=fields["id"], **more),
         )  # fmt: skip
     return read
-
-
-def _as_hint(entry: bytes) -> str | None:
-    """A queue's entry as the id that comes next, perhaps: strangers push what they like."""
-    return entry.decode("ascii", "replace") or None
 
 
 def _as_ms(text: str) -> float | None:

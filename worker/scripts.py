@@ -6,7 +6,7 @@ repeat themselves. They share the producer's prelude, so a result is written in 
 
 from __future__ import annotations
 
-from producer.scripts import script
+from producer.scripts import Script, script
 
 # What `rq:job:<id>` may hold. Anything else (callbacks, dependencies, webhooks, meta, retries ...) refuses the job.
 JOB_FIELDS = (
@@ -36,6 +36,9 @@ local function claimed(job)
   -- A job that was claimed ahead is on its first attempt.
   return {notes, {job.id, whole(math.max(job.attempts, 1)), queue_ms, whole(job.enqueued_us), job.sha256}}
 end
+
+-- The worker cannot know which payload to read; it reads this key, and PUT_BACK follows at once.
+local function lend(id) redis.pcall('RENAME', PAYLOAD .. id, TAKEN .. token) end
 
 -- Whether a queue entry's job was never in a worker's hands. One that was may have killed that worker, and must not
 -- take the job in hand with it.
@@ -141,6 +144,7 @@ for _ = 1, tonumber(budget) do
   local job = admit(id)
   if job then
     start(job)
+    lend(id)
     local left = redis.call('LLEN', QUEUE)
     if left == 0 then redis.call('DEL', WAKE) else redis.call('LTRIM', WAKE, -left, -1) end
     return claimed(job)
@@ -150,6 +154,21 @@ return {notes, {'again'}}
 """,
     JOB_FIELDS=JOB_FIELDS,
 )
+
+# Keys: leases, the key under which a claim's token lends the payload. Args: token, what payloads' keys begin with. Sent
+# behind CLAIM and the reading, so without the prelude. If it is lost, so is the connection: the claim is asked for
+# again, or its lease ends.
+PUT_BACK = Script("""#!lua flags=allow-oom
+if redis.call('EXISTS', KEYS[2]) == 0 then return 'nothing' end
+for _, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, 1023)) do
+  local id, token = member:match('^([A-Za-z0-9_-]+):([A-Za-z0-9_.-]+)$')
+  if token == ARGV[1] then
+    redis.call('RENAME', KEYS[2], ARGV[2] .. id)
+    return 'back'
+  end
+end
+return 'ended'
+""")
 
 # Args: id, token, worker, worker key, RQ's worker key. The turn of a prepared job: it goes to the device, and one that
 # was claimed ahead counts as an attempt from here on, unless it was cancelled or its deadline has passed.
@@ -203,7 +222,7 @@ return notes
 
 # Args: id, token, worker, worker key, RQ's worker key, state afterwards, status, body, model, prepare ms, vision ms,
 # language ms, enqueued us, attempts, sha256, run ms. The last four are the worker's copies for a server that lost its
-# data meanwhile. Returns {"done", status, queue ms, total ms, next waiting id or "", sha256 or "" if the result lacks it}
+# data meanwhile. Returns {"done", status, queue ms, total ms, waiting jobs, sha256 or "" if the result lacks it}
 # or {"lost"}.
 FINISH = script("""
 local id, token, worker, worker_key, rq_worker_key, state, status, body, model, prepare_ms, vision_ms, language_ms,
@@ -228,7 +247,7 @@ if has_result then
   if not job or job.lease ~= token then return {'lost'} end
   -- Asked again after a lost reply.
   local written = redis.call('HMGET', RESULT .. id, 'status', 'queue_ms', 'total_ms', 'payload_sha256')
-  return {'done', written[1] or '', written[2] or '', written[3] or '', redis.call('LINDEX', QUEUE, 0) or '',
+  return {'done', written[1] or '', written[2] or '', written[3] or '', redis.call('LLEN', QUEUE),
     written[4] or ''}
 end
 -- No trace of the job at all: the server lost its data, and this answer is the only one there can be.
@@ -252,7 +271,7 @@ redis.call('HINCRBYFLOAT', rq_worker_key, 'total_working_time', tonumber(run_ms)
 local job_ms = tonumber(redis.call('HGET', RATE, 'job_ms') or '') or tonumber(run_ms)
 redis.call('HSET', RATE, 'job_ms', string.format('%.3f', 0.9 * job_ms + 0.1 * tonumber(run_ms)))
 redis.call('EXPIRE', RATE, RESULT_TTL_S)
-return {'done', status, queue_ms, total_ms, redis.call('LINDEX', QUEUE, 0) or '', job.sha256}
+return {'done', status, queue_ms, total_ms, redis.call('LLEN', QUEUE), job.sha256}
 """)
 
 # Args: worker, worker key, RQ's worker key, RQ's workers, RQ's workers of the queue, lease s, ttl s, state ("" while
