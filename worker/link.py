@@ -6,6 +6,7 @@ patience ends. It knows no request and no engine.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -23,7 +24,7 @@ from redis.retry import Retry
 from rq.connections import get_connection_kwargs
 
 from producer.limits import MAX_PAYLOAD_BYTES
-from producer.scripts import Command, Script, call, seal
+from producer.scripts import Command, Script, call
 from worker.answer import Outcome
 from worker.logs import event
 from worker.scripts import BEGIN, CLAIM, FINISH, GIVE_BACK, LEAVE, MAINTAIN, PUT_BACK
@@ -179,17 +180,20 @@ class Link:
             ServerLost: the patience ended; the lease brings the job back.
         """
         spent = (_ms(outcome.prepare_ms), _ms(outcome.vision_ms), _ms(outcome.language_ms))
-        copies = (claim.enqueued_us, claim.attempts, claim.sha256, f"{run_ms:.3f}")
-        command = self._script(
-            FINISH, claim.job_id, claim.token, self._name, *self._worker_keys, state,
-            str(outcome.status), outcome.body, model, *spent, *copies,
-        )  # fmt: skip
-        reply = self._patiently(f"write the result of job {claim.job_id}", lambda: self._run(command), must=True)
+        result = (str(outcome.status), outcome.body, model, *spent)
+
+        def write(sha256: str) -> Any:
+            copies = (claim.enqueued_us, claim.attempts, sha256, f"{run_ms:.3f}")
+            names = (claim.job_id, claim.token, self._name, *self._worker_keys)
+            command = self._script(FINISH, *names, state, *result, *copies)
+            return self._patiently(f"write the result of job {claim.job_id}", lambda: self._run(command), must=True)
+
+        reply = write(claim.sha256)
+        if reply[0] == b"unsealed":
+            reply = write(hashlib.sha256(claim.payload).hexdigest())
         if reply[0] == b"lost":
             return None
         self._nothing_waits = reply[4] == 0
-        if not reply[5]:
-            self._seal(claim)
         return Ended(reply[1].decode(), reply[2].decode(), reply[3].decode())
 
     def maintain(self) -> None:
@@ -256,13 +260,6 @@ class Link:
         if error := next((one for one in replies if isinstance(one, Exception)), None):
             raise error
         return reply, payload
-
-    def _seal(self, claim: Claim) -> None:
-        """Give a result the digest that its producer has not sent yet, and perhaps never will."""
-        try:
-            self._run(seal(self._keys, claim.job_id, claim.payload))
-        except redis_errors.RedisError as error:
-            log.warning("could not write the digest of job %s: %s", claim.job_id, error)
 
     def _take_note(self, notes: list[bytes]) -> None:
         for fields in log_notes(notes):

@@ -222,8 +222,8 @@ return notes
 
 # Args: id, token, worker, worker key, RQ's worker key, state afterwards, status, body, model, prepare ms, vision ms,
 # language ms, enqueued us, attempts, sha256, run ms. The last four are the worker's copies for a server that lost its
-# data meanwhile. Returns {"done", status, queue ms, total ms, waiting jobs, sha256 or "" if the result lacks it}
-# or {"lost"}.
+# data meanwhile. Returns {"done", status, queue ms, total ms, waiting jobs}, {"lost"} or {"unsealed"}: the data is lost
+# and the worker has no copy of the digest, which its producer had still to send; it makes one and asks again.
 FINISH = script("""
 local id, token, worker, worker_key, rq_worker_key, state, status, body, model, prepare_ms, vision_ms, language_ms,
   enqueued_us, attempts, sha256, run_ms = unpack(ARGV, 8)
@@ -246,13 +246,13 @@ end
 if has_result then
   if not job or job.lease ~= token then return {'lost'} end
   -- Asked again after a lost reply.
-  local written = redis.call('HMGET', RESULT .. id, 'status', 'queue_ms', 'total_ms', 'payload_sha256')
-  return {'done', written[1] or '', written[2] or '', written[3] or '', redis.call('LLEN', QUEUE),
-    written[4] or ''}
+  local written = redis.call('HMGET', RESULT .. id, 'status', 'queue_ms', 'total_ms')
+  return {'done', written[1] or '', written[2] or '', written[3] or '', redis.call('LLEN', QUEUE)}
 end
 -- No trace of the job at all: the server lost its data, and this answer is the only one there can be.
 local is_orphan = not record_exists and not is_mine
 if not is_mine and not is_orphan then return {'lost'} end
+if is_orphan and sha256 == '' then return {'unsealed'} end
 if not job then
   job = {id = id, sha256 = sha256, enqueued_us = tonumber(enqueued_us), attempts = tonumber(attempts)}
   job.started_us = NOW_US - tonumber(run_ms) * 1000
@@ -271,7 +271,7 @@ redis.call('HINCRBYFLOAT', rq_worker_key, 'total_working_time', tonumber(run_ms)
 local job_ms = tonumber(redis.call('HGET', RATE, 'job_ms') or '') or tonumber(run_ms)
 redis.call('HSET', RATE, 'job_ms', string.format('%.3f', 0.9 * job_ms + 0.1 * tonumber(run_ms)))
 redis.call('EXPIRE', RATE, RESULT_TTL_S)
-return {'done', status, queue_ms, total_ms, redis.call('LLEN', QUEUE), job.sha256}
+return {'done', status, queue_ms, total_ms, redis.call('LLEN', QUEUE)}
 """)
 
 # Args: worker, worker key, RQ's worker key, RQ's workers, RQ's workers of the queue, lease s, ttl s, state ("" while
