@@ -113,7 +113,7 @@ def build_payload(image: bytes | str, questions: Mapping[str, object]) -> bytes:
     questions = dict(questions) if isinstance(questions, Mapping) else questions
     job = {"model": CONTRACT_MODEL, "state": {"image": image}, "questions": questions}
     _judged(wire.check(job))
-    return wire.pack(job)
+    return wire.pack_checked(job)
 
 
 def _judged(checked: wire.Checked) -> Request:

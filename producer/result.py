@@ -178,7 +178,7 @@ class Result:
             error=_error(error) if error else None,
             model=found.model,
             usage=answer.usage if answer else None,
-            timings=Timings.model_validate(found.model_dump(include=set(Timings.model_fields))),
+            timings=Timings.model_construct(**{name: getattr(found, name) for name in Timings.model_fields}),
             worker=found.worker,
             attempts=found.attempts,
             enqueued_at=found.enqueued_at,

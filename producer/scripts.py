@@ -134,18 +134,19 @@ local function end_job(job, status, body, more)
   local id, key = job.id, JOB .. job.id
   local enqueued_us = job.enqueued_us or NOW_US
   local queue_ms, total_ms = ms((job.started_us or NOW_US) - enqueued_us), ms(NOW_US - enqueued_us)
+  local enqueued_at, ended_at = iso(enqueued_us), iso(NOW_US)
   own(RESULT .. id, 'hash')
   redis.call('HSET', RESULT .. id, 'status', status, 'body', body, 'model', more.model or '',
-    'worker', more.worker or '', 'attempts', whole(job.attempts or 0), 'enqueued_at', iso(enqueued_us),
-    'finished_at', iso(NOW_US), 'queue_ms', queue_ms, 'prepare_ms', more.prepare_ms or '',
+    'worker', more.worker or '', 'attempts', whole(job.attempts or 0), 'enqueued_at', enqueued_at,
+    'finished_at', ended_at, 'queue_ms', queue_ms, 'prepare_ms', more.prepare_ms or '',
     'vision_ms', more.vision_ms or '', 'language_ms', more.language_ms or '', 'total_ms', total_ms,
     'payload_sha256', job.sha256)
   redis.call('EXPIRE', RESULT .. id, RESULT_TTL_S)
   redis.call('DEL', PAYLOAD .. id)
   redis.call('HDEL', WAITING, id)
   if job.forged then redis.call('DEL', key) end
-  redis.call('HSET', key, 'status', RQ_STATUS[status], 'ended_at', iso(NOW_US), 'data', CALL, 'origin', QUEUE_NAME)
-  redis.call('HSETNX', key, 'created_at', iso(enqueued_us))
+  redis.call('HSET', key, 'status', RQ_STATUS[status], 'ended_at', ended_at, 'data', CALL, 'origin', QUEUE_NAME)
+  redis.call('HSETNX', key, 'created_at', enqueued_at)
   redis.call('EXPIRE', key, RESULT_TTL_S)
   local registry = ({finished = FINISHED, failed = FAILED})[RQ_STATUS[status]]
   if registry then redis.call('ZADD', registry, math.floor(NOW_S) + RESULT_TTL_S, id) end
@@ -224,8 +225,8 @@ def _lua(value: str | bytes | int) -> str:
     return "'" + "".join(f"\\{byte:03d}" for byte in data) + "'"
 
 
-# Args: id, sha256, payload bytes, deadline ms, nonce, staged key, most waiting jobs, most waiting bytes. The sha256 of a
-# fresh id may be empty, and SEAL brings it: until then only its own nonce knows the submission again.
+# Args: id, sha256, payload bytes, deadline ms, nonce, staged key, most waiting jobs, most waiting bytes.
+# The sha256 for a fresh id may be empty, and SEAL brings it: such a submission is known again by its nonce alone.
 # Returns {"queued" | "same", ms to the deadline}, {"duplicate"} or {"full", retry after ms, jobs, bytes}.
 SUBMIT = script(
     """
@@ -283,8 +284,9 @@ if is_full() then
   return {'full', retry_after_ms(), redis.call('LLEN', QUEUE), waiting_bytes()}
 end
 
+local enqueued_at = iso(NOW_US)
 redis.call('DEL', JOB .. id)
-redis.call('HSET', JOB .. id, 'created_at', iso(NOW_US), 'enqueued_at', iso(NOW_US), 'origin', QUEUE_NAME,
+redis.call('HSET', JOB .. id, 'created_at', enqueued_at, 'enqueued_at', enqueued_at, 'origin', QUEUE_NAME,
   'status', 'queued', 'description', 'screenshot decision', 'data', CALL, 'timeout', math.ceil(deadline_ms / 1000),
   'payload_sha256', sha256, 'payload_bytes', whole(bytes), 'enqueued_us', whole(NOW_US),
   'deadline_us', whole(NOW_US + deadline_ms * 1000), 'attempts', 0, 'nonce', nonce)
@@ -300,8 +302,8 @@ return {'queued', deadline_ms}
     PAYLOAD_GRACE_MS=PAYLOAD_GRACE_MS,
 )
 
-# Keys: a job's record and its result. Args: sha256. Writes the payload's digest where one was left out, into the record,
-# and into the result of a job that has ended already. It makes no key; without the prelude, for it is sent with others.
+# Keys: a job's record and its result. Args: sha256. Writes the payload's digest where it was left out: into the record,
+# and into the result if the job has ended already. It makes no key. Without the prelude: it goes along with a wait.
 SEAL = Script("""#!lua flags=allow-oom
 for _, key in ipairs(KEYS) do
   if redis.call('TYPE', key).ok == 'hash' and redis.call('HGET', key, 'payload_sha256') == '' then

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -73,8 +74,16 @@ def pack(value: object) -> bytes:
     faults = check(value).faults
     if faults:
         raise RequestRefused(faults)
-    payload = msgpack.packb(value)
-    assert isinstance(payload, bytes)
+    return pack_checked(value)
+
+
+def pack_checked(value: object) -> bytes:
+    """As `pack`, for a value without faults.
+
+    Raises:
+        RequestRefused: `payload_too_large`.
+    """
+    payload = b"".join(_pieces(msgpack.Packer(), value, levels=2))
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise _too_large(len(payload))
     return payload
@@ -119,6 +128,20 @@ _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (dict, "a map"),
     (msgpack.Timestamp, "a msgpack timestamp"),
 )
+
+
+def _pieces(packer: msgpack.Packer, value: object, levels: int) -> Iterator[bytes]:
+    """A packed value in parts: a large binary, in maps at most `levels` deep, uncopied; msgpack copies twice."""
+    if levels and isinstance(value, dict):
+        yield packer.pack_map_header(len(value))
+        for key, item in value.items():
+            yield packer.pack(key)
+            yield from _pieces(packer, item, levels - 1)
+    elif isinstance(value, bytes) and len(value) > 0xFFFF:
+        yield b"\xc6" + len(value).to_bytes(4, "big")
+        yield value
+    else:
+        yield packer.pack(value)
 
 
 class _Budget:
