@@ -97,6 +97,20 @@ def test_rqs_own_command_runs_as_the_worker(guarded: OwnServer, tmp_path: Path) 
     assert not admin.redis.acl_log()
 
 
+def test_a_worker_that_may_not_rename_reads_in_a_round_trip_of_its_own(guarded: OwnServer, tmp_path: Path) -> None:
+    server, asker, admin = (place_of(guarded, who, tmp_path) for who in ("worker", "producer", "admin"))
+    admin.redis.execute_command("ACL", "SETUSER", "cua-worker", "-rename")  # type: ignore[no-untyped-call]
+    try:
+        with server.process(name="w") as process, asker.client() as client:
+            assert client.decide(IMAGE, QUESTIONS).ok
+            process.terminate()
+            output, _ = process.communicate(timeout=20)
+        assert process.returncode == 0 and "WARNING" not in output, output
+    finally:
+        admin.redis.execute_command("ACL", "SETUSER", "cua-worker", "+rename")  # type: ignore[no-untyped-call]
+        admin.redis.acl_log_reset()
+
+
 FORBIDDEN_TO_BOTH = (
     ("FLUSHALL",), ("FLUSHDB",), ("KEYS", "*"), ("SCAN", "0"), ("CONFIG", "GET", "*"), ("CONFIG", "SET", "dir", "/"),
     ("SHUTDOWN",), ("ACL", "LIST"), ("MONITOR",), ("CLIENT", "KILL", "TYPE", "normal"),
@@ -230,7 +244,7 @@ def test_the_users_have_what_the_scripts_call_and_the_default_keys() -> None:
     scripts = {"cua-producer": [producer.scripts], "cua-worker": [worker.scripts, worker.queue_facts]}
     for user, modules in scripts.items():
         texts = [getattr(value, "text", value) for module in modules for value in vars(module).values()]
-        called = {name.lower() for text in texts for name in re.findall(r"redis\.call\('(\w+)'", str(text))}
+        called = {name.lower() for text in texts for name in re.findall(r"redis\.p?call\('(\w+)'", str(text))}
         assert "hset" in called and {f"+{name}" for name in called} <= set(lines[user])
     for key in (keys.queue, keys.leases, keys.waiting, keys.wake, keys.rate, keys.workers, keys.wip, keys.finished,
                 keys.failed, keys.queues):  # fmt: skip

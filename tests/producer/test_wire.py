@@ -69,6 +69,13 @@ def test_the_largest_integers_are_carried(number: int) -> None:
     assert wire.unpack(wire.pack(number)).value == number
 
 
+@pytest.mark.parametrize("size_bytes", [0, 0xFF, 0xFFFF, 0x10000, 2**20])
+def test_binary_of_any_size_at_any_depth_is_packed_as_msgpack_packs_it(size_bytes: int) -> None:
+    data = bytes(size_bytes)
+    for value in (data, {"a": data, "b": [data]}, {"a": 1, "b": {"c": data, "d": {"e": data}}, "f": {}}):
+        assert wire.pack(value) == msgpack.packb(value)
+
+
 def test_tuples_and_byte_arrays_are_carried_as_arrays_and_binary() -> None:
     assert wire.unpack(wire.pack({"a": (1, 2), "b": bytearray(b"x")})).value == {"a": [1, 2], "b": b"x"}
 

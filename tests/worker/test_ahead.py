@@ -95,6 +95,17 @@ def test_one_job_is_prepared_beside_the_running_one_and_no_more(place: Place) ->
     assert place.redis.zcard(place.keys.leases) == place.redis.zcard(place.keys.wip) == 0
 
 
+def test_a_long_job_after_quick_ones_has_the_next_one_prepared_beside_it(place: Place) -> None:
+    with gated(place) as (_, engine), place.client() as client:
+        engine.gate.release(2)
+        assert all(client.decide(IMAGE, asking(goal)).ok for goal in ("quick", "quicker"))
+        ids = submit(client, "long", "next")
+        wait_prepared(engine, "quick", "quicker", "long", "next")
+        assert engine.running == ["long"]
+        engine.gate.release(2)
+        assert [client.result(job_id).attempts for job_id in ids] == [1, 1]
+
+
 class BriefEngine(NoopEngine):
     """Its device takes long enough for the next job to be prepared."""
 

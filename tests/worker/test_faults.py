@@ -62,6 +62,45 @@ def test_only_the_leases_owner_ends_a_job(any_place: Place) -> None:
     assert place.redis.zcard(place.keys.leases) == place.redis.zcard(place.keys.wip) == 0
 
 
+@pytest.mark.parametrize("block", [False, True])
+def test_a_payload_keeps_its_key_while_its_job_runs(any_place: Place, block: bool) -> None:
+    place = any_place
+    link = link_to(place, "w")
+    with place.client() as client:
+        if block:
+            with ThreadPoolExecutor(1) as pool:
+                taking = pool.submit(link.take, block=True)
+                job_id = client.submit(IMAGE, QUESTIONS)
+                claim = taking.result()
+        else:
+            job_id = client.submit(IMAGE, QUESTIONS)
+            claim = link.take(block=False)
+    assert claim is not None and claim.job_id == job_id
+    assert place.raw.get(place.keys.payload(job_id)) == claim.payload
+    assert not place.redis.keys(place.keys.taken("*"))
+    assert 0 < place.redis.pttl(place.keys.payload(job_id)) <= 120_000
+    assert finish(link, claim, "x") and not place.redis.exists(place.keys.payload(job_id))
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_payload_comes_back_from_a_worker_lost_while_it_read(place: Place, is_cancelled: bool) -> None:
+    with place.client() as client:
+        job_id = client.submit(IMAGE, QUESTIONS)
+        first = taken(link_to(place, "lost", lease_s=0.2, beat_s=0.1))
+        place.redis.rename(place.keys.payload(job_id), place.keys.taken(first.token))  # as its claim left it
+        if is_cancelled:
+            client.cancel(job_id)
+        time.sleep(0.25)
+        other = link_to(place, "other")
+        second = other.take(block=False)
+        assert not place.redis.exists(place.keys.taken(first.token))
+        if is_cancelled:
+            assert second is None and client.result(job_id).status == "cancelled"
+        else:
+            assert second is not None and second.payload == first.payload and finish(other, second, "x")
+    assert not place.redis.exists(place.keys.payload(job_id))
+
+
 def test_a_late_owner_still_ends_its_job_if_nobody_took_it(place: Place) -> None:
     link = link_to(place, "slow", lease_s=0.2, beat_s=0.1)
     with place.client() as client:
@@ -152,7 +191,10 @@ def test_an_ended_lease_with_another_token_takes_no_job_away(place: Place) -> No
 
 
 # What stands in the commands of a worker's steps.
-STEPS = {"claim": b"local function admit", "pop": b"BLPOP", "read": b"GET\r\n", "finish": b"is_orphan"}
+STEPS = {
+    "claim": b"local function admit", "pop": b"BLPOP", "read": b"GET\r\n", "put back": b"return 'back'",
+    "finish": b"is_orphan",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("deliver", [True, False], ids=["reply lost", "command lost"])
