@@ -105,11 +105,11 @@ class Ahead:
 
         What was found before must have been taken.
         """
-        self._is_free = threading.Event()
         started_s = time.monotonic()
         if self._ended is not None:
             self._written = self._thread.submit(self._end, self._link, self._ended)
             self._ended = None
+        self._is_free = threading.Event()  # from here on the tick may begin to look, too: behind the writing
         if self._last_s >= POLL_S:
             self._start_looking(max(POLL_S, self._last_s - LEAD_S))
         try:

@@ -54,7 +54,8 @@ class ServerLost(Exception):
 
 @dataclass(frozen=True)
 class Claim:
-    """A job in hand: the lease's `token` is the right to end it. Times are the server's."""
+    """A job in hand: the lease's `token` is the right to end it. Times are the server's. `sha256` is the payload's, or
+    empty if its producer had still to send it."""
 
     job_id: str
     token: str
@@ -218,7 +219,7 @@ class Link:
 
     def _claim(self, *, is_ahead: bool = False, wait_s: float = 0.0) -> Claim | None:
         token = next(self._tokens)
-        waits = iter([wait_s])  # a claim whose reply was lost is asked for at once
+        waits = iter([wait_s])  # when asked again after a lost reply, it does not wait: the job may be ours
         while True:
             reply = self._patiently("take a job", lambda: self._claim_once(token, is_ahead, next(waits, 0.0)))
             if reply is None:
