@@ -84,7 +84,8 @@ def test_the_numbers_are_those_of_the_jobs(measured: Place) -> None:
 
 def test_the_manual_lists_exactly_what_is_served(measured: Place) -> None:
     with measured.client() as client, measured.working(CountingWorker):
-        client.decide(IMAGE, QUESTIONS)
+        for _ in range(2):  # a job is counted just after its client was woken: before the next one is taken
+            client.decide(IMAGE, QUESTIONS)
         names = {name for name, _ in scrape(measured.settings.metrics_port) if not name.endswith("_created")}
     section = (ROOT / "docs" / "operate.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
     assert set(re.findall(r"\bcua_\w+", section)) == {re.sub("_(bucket|count|sum)$", "", name) for name in names}
