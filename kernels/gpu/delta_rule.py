@@ -28,6 +28,8 @@ OUTPUT_COLUMNS = 64
 WARPS = 4
 # Chunks that the scan has in flight: over the prefix one program has a processor to itself, suffixes share it.
 PREFIX_STAGES, SUFFIX_STAGES = 3, 2
+# Triton's `input_precision` of the solve: TF32 three times, about 21 bits.
+SOLVE_PRECISION = "tf32x3"
 # What a chunk and value head keep of its tokens, so many rows of float32: the strength, what scales the row that a key
 # reads from the memory, what scales the row that it writes, the decay since the chunk's start (its logarithm), one over
 # the key's length; and in the first place of the last row the whole chunk's decay.
@@ -101,6 +103,7 @@ def gated_delta_rule(
         inverses,
         L2_NORM_EPS,
         **sizes,
+        WIDE=SOLVE_PRECISION if exact else "ieee",
         num_warps=WARPS,
         num_stages=1,
     )
@@ -146,22 +149,24 @@ def gated_delta_rule(
 
 
 @triton.jit
-def _cut(x):
-    """A float32 as its sign, exponent and high seven bits, which are a BF16 number, and what is left, exactly.
+def _rounded(x):
+    """A finite float32 rounded to BF16, to even, and what is left, exactly.
 
-    Cut off, not rounded: the GPU converts one number at a time, which would take as long as the products.
+    By its bits: the GPU would convert one number at a time, which takes longer than the products.
     """
     bits = x.to(tl.uint32, bitcast=True)
+    bits = bits + 0x7FFF + ((bits >> 16) & 1)
     high = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     return high, x - (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _parts(x):
-    """Three BF16 numbers that sum up to a float32."""
-    high, rest = _cut(x)
-    middle, rest = _cut(rest)
-    low, _ = _cut(rest)
+    """Three BF16 numbers that sum up to a float32. The last one is no number where that is none."""
+    high, rest = _rounded(x)
+    middle, rest = _rounded(rest)
+    # No more than eight bits are left.
+    low = (rest.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     return high, middle, low
 
 
@@ -177,28 +182,33 @@ def _exact_times_wide(a, b, PARTS: tl.constexpr):
 
 
 @triton.jit
+def _six_products(a_high, a_middle, a_low, b_high, b_middle, b_low):
+    """`a b` of float32 numbers in parts, the least products first; the three that are left out are under float32."""
+    product = tl.dot(a_high, b_low, tl.dot(a_low, b_high, tl.dot(a_middle, b_middle)))
+    return tl.dot(a_high, b_high, tl.dot(a_high, b_middle, tl.dot(a_middle, b_high, product)))
+
+
+@triton.jit
 def _wide_times_wide(a, b, PARTS: tl.constexpr):
-    """`a b` of float32 numbers; the least of six BF16 products come first."""
+    """`a b` of float32 numbers."""
     if PARTS == 1:
         product = tl.dot(a, b, input_precision="ieee")
     else:
         high, middle, low = _parts(a)
         b_high, b_middle, b_low = _parts(b)
-        product = tl.dot(high, b_low, tl.dot(middle, b_middle, tl.dot(low, b_high)))
-        product = tl.dot(high, b_high, tl.dot(high, b_middle, tl.dot(middle, b_high, product)))
+        product = _six_products(high, middle, low, b_high, b_middle, b_low)
     return product
 
 
 @triton.jit
 def _kept_times_wide(kept, b, C: tl.constexpr, PARTS: tl.constexpr):
-    """`a b` of the square `a` that `_keep` wrote and float32 `b`; the least of six BF16 products come first."""
+    """`a b` of the square `a` that `_keep` wrote and float32 `b`."""
     if PARTS == 1:
         product = tl.dot(tl.load(kept), b, input_precision="ieee")
     else:
-        a_high, a_middle, a_low = tl.load(kept), tl.load(kept + C * C), tl.load(kept + 2 * C * C)
-        high, middle, low = _parts(b)
-        product = tl.dot(a_low, high, tl.dot(a_middle, middle, tl.dot(a_high, low)))
-        product = tl.dot(a_high, high, tl.dot(a_middle, high, tl.dot(a_high, middle, product)))
+        high, middle, low = tl.load(kept), tl.load(kept + C * C), tl.load(kept + 2 * C * C)
+        b_high, b_middle, b_low = _parts(b)
+        product = _six_products(high, middle, low, b_high, b_middle, b_low)
     return product
 
 
@@ -255,6 +265,7 @@ def _solve(
     D: tl.constexpr,
     C: tl.constexpr,
     PARTS: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     """Of one chunk and one value head: `(I + A)^-1` and each token's factors.
 
@@ -277,7 +288,7 @@ def _solve(
         end = tl.min(total, axis=0)
         factor = factors + number * _FACTORS * C + row
         tl.store(factor, strength)
-        tl.store(factor + C, strength * length * tl.exp(total))
+        tl.store(factor + C, length * tl.exp(total))
         tl.store(factor + 2 * C, length * tl.exp(end - total))
         tl.store(factor + 3 * C, total)
         tl.store(factor + 4 * C, length)
@@ -301,8 +312,8 @@ def _solve(
             pairs = (row[:, None] // (2 * size) == row[None, :] // (2 * size)) & (
                 row[:, None] // size != row[None, :] // size
             )
-            below = _wide_times_wide(tl.where(pairs, corrections, 0.0), inverse, PARTS)
-            inverse -= _wide_times_wide(inverse, below, PARTS)
+            below = tl.dot(tl.where(pairs, corrections, 0.0), inverse, input_precision=WIDE)
+            inverse -= tl.dot(inverse, below, input_precision=WIDE)
             size *= 2
         _keep(inverses + number * PARTS * C * C + cells, inverse, C, PARTS)
 
@@ -356,7 +367,7 @@ def _scan(
             values = tl.load(v + at * HEADS * E + head * E + e[None, :], mask=present, other=0.0).to(tl.float32)
             tl.store(memories + number * D * E + square, memory)
             known = _exact_times_wide(keys, memory, PARTS)
-            right = values * strength[:, None] - known * known_scale[:, None]
+            right = (values - known * known_scale[:, None]) * strength[:, None]
             writing = _kept_times_wide(inverses + number * PARTS * C * C + cells, right, C, PARTS)
             tl.store(writes + number * C * E + row[:, None] * E + e[None, :], writing)
             decay = tl.load(factors + (number * _FACTORS + 5) * C)
