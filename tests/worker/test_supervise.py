@@ -121,6 +121,7 @@ def test_nobody_is_killed_for_a_server_that_is_away(place: Place, own_server: Ow
         assert is_alive(worker)
         own_server.start()
         assert client.decide(IMAGE, QUESTIONS).worker == "w-1"
+        wait_until(lambda: place.redis.hexists(place.keys.worker("w-1"), "pid"), "the worker's next beat")
         assert pid_of(place, "w-1") == worker
 
 
