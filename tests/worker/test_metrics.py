@@ -12,7 +12,7 @@ import redis
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine import Stats
-from tests.servers import IMAGE, QUESTIONS, ROOT, Place, asking, free_port
+from tests.servers import IMAGE, QUESTIONS, ROOT, Place, asking, free_port, wait_until
 from tests.worker.noop import NoopEngine, NoopWorker
 from worker.answer import Report
 from worker.lock import Device
@@ -57,7 +57,13 @@ def test_the_numbers_are_those_of_the_jobs(measured: Place) -> None:
         client.submit(IMAGE, QUESTIONS, job_id=measured.id("late"), deadline_s=0.01)
         assert client.result(slow).ok
         client.result(measured.id("late"))
-        found = scrape(measured.settings.metrics_port)
+        found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+
+        def all_answers_are_counted() -> bool:
+            found.update(scrape(measured.settings.metrics_port))
+            return found.get(("cua_jobs_total", (("code", ""), ("status", "ok")))) == 3
+
+        wait_until(all_answers_are_counted, "the last job to be counted, just after its client was woken")
         jobs = {labels: value for (name, labels), value in found.items() if name == "cua_jobs_total"}
         by_code = {(dict(labels)["status"], dict(labels)["code"]): value for labels, value in jobs.items()}
         assert by_code.pop(("expired", "expired"), 1) == 1, "by this worker, unless the waiting client was first"
