@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from dataclasses import replace
+from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
