@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from engine import Engine, Identity, Question
 from engine.checkpoint.layout import LORA_ALPHA, LORA_RANK, LoraModule, language_tensors, lora_modules, vision_tensors
-from engine.checkpoint.sizes import PREPROCESSOR, model_config
+from engine.checkpoint.sizes import PREPROCESSOR, Size, model_config
 from engine.config import AdapterConfig, ModelConfig
 from engine.model.weights import build_model
 from engine.prompt import PromptEncoder
@@ -42,8 +42,8 @@ def encoder(tokenizer: Path | None) -> PromptEncoder:
 class Weights:
     """The base in BF16 and the adapter in float32, by their published names."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self.raw_config = model_config("full")
+    def __init__(self, seed: int = 0, size: Size = "full") -> None:
+        self.raw_config = model_config(size)
         self.config = ModelConfig.from_dict(self.raw_config)
         generator = torch.Generator(DEVICE).manual_seed(seed)
         specs = (*language_tensors(self.config.text), *vision_tensors(self.config.vision))
@@ -111,6 +111,9 @@ class Peer:
         self.dtype = dtype
         config = Qwen3_5Config(**weights.raw_config)
         config._attn_implementation = "sdpa"
+        # The published configuration names bfloat16, and its language model would be that whatever is asked for here.
+        for part in (config, config.text_config, config.vision_config):
+            part.dtype = dtype
         with _default(dtype), torch.device(DEVICE), _no_init():
             model = Qwen3_5ForConditionalGeneration(config)
         with torch.no_grad():
@@ -118,6 +121,8 @@ class Peer:
                 if name != "lm_head.weight":
                     parameter.copy_(weights.base[name])
         model.tie_weights()
+        found = {parameter.dtype for parameter in model.parameters()}
+        assert found == {dtype}, f"a reference in {dtype} that holds {found}"
         targets = sorted({module.module.rpartition(".")[2] for module in weights.modules})
         adapter = LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=targets, bias="none")
         self.model = get_peft_model(model, adapter).eval()
