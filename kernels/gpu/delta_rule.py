@@ -25,11 +25,15 @@ Tensor = torch.Tensor
 # Columns of the memory that one program of the scan carries, and of the outputs that one program computes.
 SCAN_COLUMNS = 32
 OUTPUT_COLUMNS = 64
-SOLVE_WARPS, SCAN_WARPS, OUTPUT_WARPS = 4, 4, 4
-SCAN_STAGES = 2
-# Triton's `input_precision` of float32 times float32, as fast as it was measured: TF32 three times, about 21 bits, or
-# BF16 six times, about 22.
-SOLVE_PRECISION, WIDE_PRECISION = "tf32x3", "bf16x6"
+WARPS = 4
+# Chunks that the scan has in flight: over the prefix one program has a processor to itself, suffixes share it.
+PREFIX_STAGES, SUFFIX_STAGES = 3, 2
+# What a chunk and value head keep of its tokens, so many rows of float32: the strength, what scales the row that a key
+# reads from the memory, what scales the row that it writes, the decay since the chunk's start (its logarithm), one over
+# the key's length; and in the first place of the last row the whole chunk's decay.
+FACTORS = 6
+
+_FACTORS = tl.constexpr(FACTORS)
 
 
 def decay_and_strength(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,29 +81,32 @@ def gated_delta_rule(
     assert q.dtype == k.dtype == v.dtype
     assert state.shape == (heads, key_dim, value_dim) and key_dim % 16 == 0 and value_dim % 16 == 0
     chunks = layout.chunks.shape[0]
-    factors = g.new_empty(chunks, heads, 3, CHUNK_TOKENS)
-    inverses = g.new_empty(chunks, heads, CHUNK_TOKENS, CHUNK_TOKENS)
+    exact = v.dtype == torch.bfloat16
+    parts, part = (3, torch.bfloat16) if exact else (1, torch.float32)
+    factors = g.new_empty(chunks, heads, FACTORS, CHUNK_TOKENS)
+    systems = g.new_empty(chunks, heads, CHUNK_TOKENS, CHUNK_TOKENS)
+    inverses = torch.empty(chunks, heads, parts, CHUNK_TOKENS, CHUNK_TOKENS, dtype=part, device=g.device)
     writes = g.new_empty(chunks, heads, CHUNK_TOKENS, value_dim)
     memories = g.new_empty(chunks, heads, key_dim, value_dim)
+    assert memories.numel() < 1 << 31, "the kernels count in int32"
     out = torch.empty_like(v)
-    exact = v.dtype == torch.bfloat16
-    solve_wide, wide = (SOLVE_PRECISION, WIDE_PRECISION) if exact else ("ieee", "ieee")
-    sizes = {"KEYS": key_heads, "HEADS": heads, "D": key_dim, "E": value_dim, "C": CHUNK_TOKENS}
+    sizes = {"KEYS": key_heads, "HEADS": heads, "D": key_dim, "C": CHUNK_TOKENS, "PARTS": parts}
     _solve[(chunks, heads)](
         k,
         g,
         beta,
         layout.chunks,
         factors,
+        systems,
         inverses,
         L2_NORM_EPS,
         **sizes,
-        WIDE=solve_wide,
-        num_warps=SOLVE_WARPS,
+        num_warps=WARPS,
         num_stages=1,
     )
     columns = min(SCAN_COLUMNS, value_dim)
-    for first, sequences in ((0, 1), (1, MAX_SUFFIXES))[0 if prefix else 1 :]:
+    scans = ((0, 1, PREFIX_STAGES), (1, MAX_SUFFIXES, SUFFIX_STAGES))
+    for first, sequences, stages in scans[0 if prefix else 1 :]:
         _scan[(value_dim // columns, heads, sequences)](
             k,
             v,
@@ -112,11 +119,11 @@ def gated_delta_rule(
             state,
             first,
             **sizes,
-            WIDE=wide,
+            E=value_dim,
             COLUMNS=columns,
             KEEP=first == 0,
-            STAGES=SCAN_STAGES,
-            num_warps=SCAN_WARPS,
+            STAGES=stages,
+            num_warps=WARPS,
         )
     columns = min(OUTPUT_COLUMNS, value_dim)
     _output[(value_dim // columns, chunks, heads)](
@@ -130,26 +137,81 @@ def gated_delta_rule(
         key_dim**-0.5,
         L2_NORM_EPS,
         **sizes,
-        WIDE=wide,
+        E=value_dim,
         COLUMNS=columns,
-        num_warps=OUTPUT_WARPS,
+        num_warps=WARPS,
         num_stages=1,
     )
     return out
 
 
 @triton.jit
-def _exact_times_wide(a, b, WIDE: tl.constexpr):
-    """`a b` of `a` in the model dtype and float32 `b`; WIDE is "ieee" where both are float32."""
-    if WIDE == "ieee":
+def _cut(x):
+    """A float32 as its sign, exponent and high seven bits, which are a BF16 number, and what is left, exactly.
+
+    Cut off, not rounded: the GPU converts one number at a time, which would take as long as the products.
+    """
+    bits = x.to(tl.uint32, bitcast=True)
+    high = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return high, x - (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _parts(x):
+    """Three BF16 numbers that sum up to a float32."""
+    high, rest = _cut(x)
+    middle, rest = _cut(rest)
+    low, _ = _cut(rest)
+    return high, middle, low
+
+
+@triton.jit
+def _exact_times_wide(a, b, PARTS: tl.constexpr):
+    """`a b` of `a` in the model dtype and float32 `b`."""
+    if PARTS == 1:
         product = tl.dot(a, b, input_precision="ieee")
     else:
-        high = b.to(tl.bfloat16)
-        rest = b - high.to(tl.float32)
-        middle = rest.to(tl.bfloat16)
-        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        high, middle, low = _parts(b)
         product = tl.dot(a, high, tl.dot(a, middle, tl.dot(a, low)))
     return product
+
+
+@triton.jit
+def _wide_times_wide(a, b, PARTS: tl.constexpr):
+    """`a b` of float32 numbers; the least of six BF16 products come first."""
+    if PARTS == 1:
+        product = tl.dot(a, b, input_precision="ieee")
+    else:
+        high, middle, low = _parts(a)
+        b_high, b_middle, b_low = _parts(b)
+        product = tl.dot(high, b_low, tl.dot(middle, b_middle, tl.dot(low, b_high)))
+        product = tl.dot(high, b_high, tl.dot(high, b_middle, tl.dot(middle, b_high, product)))
+    return product
+
+
+@triton.jit
+def _kept_times_wide(kept, b, C: tl.constexpr, PARTS: tl.constexpr):
+    """`a b` of the square `a` that `_keep` wrote and float32 `b`; the least of six BF16 products come first."""
+    if PARTS == 1:
+        product = tl.dot(tl.load(kept), b, input_precision="ieee")
+    else:
+        a_high, a_middle, a_low = tl.load(kept), tl.load(kept + C * C), tl.load(kept + 2 * C * C)
+        high, middle, low = _parts(b)
+        product = tl.dot(a_low, high, tl.dot(a_middle, middle, tl.dot(a_high, low)))
+        product = tl.dot(a_high, high, tl.dot(a_middle, high, tl.dot(a_high, middle, product)))
+    return product
+
+
+@triton.jit
+def _keep(kept, x, C: tl.constexpr, PARTS: tl.constexpr):
+    """Write a float32 square, in parts."""
+    if PARTS == 1:
+        tl.store(kept, x)
+    else:
+        high, middle, low = _parts(x)
+        tl.store(kept, high)
+        tl.store(kept + C * C, middle)
+        tl.store(kept + 2 * C * C, low)
 
 
 @triton.jit
@@ -163,18 +225,19 @@ def _length(x, eps):
 def _invert_blocks(square, C: tl.constexpr):
     """In place, the inverses of `I + A` for the diagonal 16 x 16 blocks of `square` `[C, C]`, all at once.
 
-    Substitution: once a row is final, it is taken out of all rows under it.
+    Substitution, a row of all blocks after the other.
     """
-    row = tl.arange(0, 16)[:, None]
-    column = tl.arange(0, C)[None, :]
-    place = square + (column // 16 * 16 + row) * C
-    inverse = tl.where(row == column % 16, 1.0, 0.0)
-    for done in range(15):
-        final = tl.sum(tl.where(row == done, inverse, 0.0), axis=0)
-        under = tl.load(place + column // 16 * 16 + done, mask=row > done, other=0.0)
-        inverse -= under * final[None, :]
+    column = tl.arange(0, C)
+    block = square + column // 16 * 16 * C
+    rows = ()
+    for i in tl.static_range(16):
+        row = tl.where(column % 16 == i, 1.0, 0.0)
+        for j in tl.static_range(i):
+            row -= tl.load(block + i * C + column // 16 * 16 + j) * rows[j]
+        rows = rows + (row,)  # type: ignore[assignment]  # noqa: RUF005 - Triton knows no starred tuple
     tl.debug_barrier()
-    tl.store(place + column, inverse)
+    for i in tl.static_range(16):
+        tl.store(block + i * C + column, rows[i])
 
 
 @triton.jit
@@ -184,16 +247,16 @@ def _solve(
     beta,
     chunks,
     factors,
+    systems,
     inverses,
     eps,
     KEYS: tl.constexpr,
     HEADS: tl.constexpr,
     D: tl.constexpr,
-    E: tl.constexpr,
     C: tl.constexpr,
-    WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """Of one chunk and one value head: `(I + A)^-1`, and each row's decay, strength and one over its key's length.
+    """Of one chunk and one value head: `(I + A)^-1` and each token's factors.
 
     A holds the corrections of a write by earlier ones, strictly lower triangular.
     """
@@ -203,28 +266,34 @@ def _solve(
     if count > 0:
         row = tl.arange(0, C)
         present = row < count
-        at = (begin + row).to(tl.int64)
-        number = (chunk * HEADS + head).to(tl.int64)
-        strength = tl.load(beta + at * HEADS + head, mask=present, other=0.0).to(tl.float32)
-        total = tl.cumsum(tl.load(g + at * HEADS + head, mask=present, other=0.0), axis=0)
+        at = begin + row
+        number = chunk * HEADS + head
         tile = at[:, None] * KEYS * D + head // (HEADS // KEYS) * D + tl.arange(0, D)[None, :]
         keys = tl.load(k + tile, mask=present[:, None], other=0.0)
+        strength = tl.load(beta + at * HEADS + head, mask=present, other=0.0).to(tl.float32)
+        total = tl.cumsum(tl.load(g + at * HEADS + head, mask=present, other=0.0), axis=0)
         length = _length(keys, eps)
-        factor = factors + number * 3 * C + row
-        tl.store(factor, total)
-        tl.store(factor + C, strength)
-        tl.store(factor + 2 * C, length)
+        # The whole chunk's decay: padding of a chunk decays nothing, so it is the last one's, and the least.
+        end = tl.min(total, axis=0)
+        factor = factors + number * _FACTORS * C + row
+        tl.store(factor, strength)
+        tl.store(factor + C, strength * length * tl.exp(total))
+        tl.store(factor + 2 * C, length * tl.exp(end - total))
+        tl.store(factor + 3 * C, total)
+        tl.store(factor + 4 * C, length)
+        tl.store(factors + (number * _FACTORS + 5) * C, tl.exp(end))
         later = row[:, None] > row[None, :]
         since = tl.exp(tl.where(later, total[:, None] - total[None, :], 0.0))
         overlap = tl.dot(keys, tl.trans(keys), input_precision="ieee") * (length[:, None] * length[None, :])
         corrections = tl.where(later, strength[:, None] * overlap * since, 0.0)
         # Through memory, where the diagonal blocks of 16 can be taken apart: only this program touches these bytes.
-        square = inverses + number * C * C + row[:, None] * C + row[None, :]
-        tl.store(square, corrections)
+        cells = row[:, None] * C + row[None, :]
+        square = systems + number * C * C
+        tl.store(square + cells, corrections)
         tl.debug_barrier()
-        _invert_blocks(inverses + number * C * C, C)
+        _invert_blocks(square, C)
         tl.debug_barrier()
-        inverse = tl.where(row[:, None] // 16 == row[None, :] // 16, tl.load(square), 0.0)
+        inverse = tl.where(row[:, None] // 16 == row[None, :] // 16, tl.load(square + cells), 0.0)
         # Then inverses of blocks that double in size: of two neighbours X and Y with B under X and beside Y, the
         # inverse's lower block is -Y B X. One product over the whole square does it for all pairs of blocks.
         size = 16
@@ -232,10 +301,10 @@ def _solve(
             pairs = (row[:, None] // (2 * size) == row[None, :] // (2 * size)) & (
                 row[:, None] // size != row[None, :] // size
             )
-            below = tl.dot(tl.where(pairs, corrections, 0.0), inverse, input_precision=WIDE)
-            inverse -= tl.dot(inverse, below, input_precision=WIDE)
+            below = _wide_times_wide(tl.where(pairs, corrections, 0.0), inverse, PARTS)
+            inverse -= _wide_times_wide(inverse, below, PARTS)
             size *= 2
-        tl.store(square, inverse)
+        _keep(inverses + number * PARTS * C * C + cells, inverse, C, PARTS)
 
 
 @triton.jit
@@ -255,7 +324,7 @@ def _scan(
     D: tl.constexpr,
     E: tl.constexpr,
     C: tl.constexpr,
-    WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     KEEP: tl.constexpr,
     STAGES: tl.constexpr,
@@ -266,32 +335,32 @@ def _scan(
     first = tl.load(sequences + 2 * sequence)
     count = tl.load(sequences + 2 * sequence + 1)
     if count > 0:
+        begin = tl.load(chunks + 2 * first)
+        rows = tl.load(chunks + 2 * (first + count - 1) + 1) - begin
         row = tl.arange(0, C)
         d = tl.arange(0, D)
         e = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+        cells = row[:, None] * C + row[None, :]
         square = d[:, None] * E + e[None, :]
         carried = state + head * D * E + square
         memory = tl.load(carried)
-        for chunk in tl.range(first, first + count, num_stages=STAGES):
-            begin = tl.load(chunks + 2 * chunk)
-            present = (row < tl.load(chunks + 2 * chunk + 1) - begin)[:, None]
-            at = (begin + row).to(tl.int64)[:, None]
-            number = (chunk * HEADS + head).to(tl.int64)
-            factor = factors + number * 3 * C + row
-            total = tl.load(factor)
-            strength = tl.load(factor + C)
-            length = tl.load(factor + 2 * C)
-            # The whole chunk's decay: padding of a chunk decays nothing, so it is the last one's, and the least.
-            end = tl.min(total, axis=0)
+        for chunk in tl.range(0, count, num_stages=STAGES):
+            present = (chunk * C + row < rows)[:, None]
+            at = (begin + chunk * C + row)[:, None]
+            number = (first + chunk) * HEADS + head
+            factor = factors + number * _FACTORS * C + row
+            strength = tl.load(factor)
+            known_scale = tl.load(factor + C)
+            fading = tl.load(factor + 2 * C)
             keys = tl.load(k + at * KEYS * D + head // (HEADS // KEYS) * D + d[None, :], mask=present, other=0.0)
             values = tl.load(v + at * HEADS * E + head * E + e[None, :], mask=present, other=0.0).to(tl.float32)
-            inverse = tl.load(inverses + number * C * C + row[:, None] * C + row[None, :])
             tl.store(memories + number * D * E + square, memory)
-            known = _exact_times_wide(keys, memory, WIDE) * (length * tl.exp(total))[:, None]
-            writing = tl.dot(inverse, (values - known) * strength[:, None], input_precision=WIDE)
+            known = _exact_times_wide(keys, memory, PARTS)
+            right = values * strength[:, None] - known * known_scale[:, None]
+            writing = _kept_times_wide(inverses + number * PARTS * C * C + cells, right, C, PARTS)
             tl.store(writes + number * C * E + row[:, None] * E + e[None, :], writing)
-            fading = writing * (length * tl.exp(end - total))[:, None]
-            memory = memory * tl.exp(end) + _exact_times_wide(tl.trans(keys), fading, WIDE)
+            decay = tl.load(factors + (number * _FACTORS + 5) * C)
+            memory = memory * decay + _exact_times_wide(tl.trans(keys), writing * fading[:, None], PARTS)
         if KEEP:
             tl.store(carried, memory)
 
@@ -312,7 +381,7 @@ def _output(
     D: tl.constexpr,
     E: tl.constexpr,
     C: tl.constexpr,
-    WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Of one chunk and one value head, some columns: what queries read from the memory and from the chunk's writes."""
@@ -322,22 +391,22 @@ def _output(
     if count > 0:
         row = tl.arange(0, C)
         present = (row < count)[:, None]
-        at = (begin + row).to(tl.int64)[:, None]
-        number = (chunk * HEADS + head).to(tl.int64)
+        at = (begin + row)[:, None]
+        number = chunk * HEADS + head
         d = tl.arange(0, D)
-        e = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        e = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
         tile = at * KEYS * D + head // (HEADS // KEYS) * D + d[None, :]
         queries = tl.load(q + tile, mask=present, other=0.0)
         keys = tl.load(k + tile, mask=present, other=0.0)
-        total = tl.load(factors + number * 3 * C + row)
-        length = tl.load(factors + number * 3 * C + 2 * C + row)
+        memory = tl.load(memories + number * D * E + d[:, None] * E + e[None, :])
+        writing = tl.load(writes + number * C * E + row[:, None] * E + e[None, :])
+        total = tl.load(factors + (number * _FACTORS + 3) * C + row)
+        length = tl.load(factors + (number * _FACTORS + 4) * C + row)
+        value = _exact_times_wide(queries, memory, PARTS) * tl.exp(total)[:, None]
         seen = row[:, None] >= row[None, :]
         since = tl.exp(tl.where(seen, total[:, None] - total[None, :], 0.0))
         overlap = tl.dot(queries, tl.trans(keys), input_precision="ieee")
         reads = tl.where(seen, overlap * since * length[None, :], 0.0)
-        memory = tl.load(memories + number * D * E + d[:, None] * E + e)
-        value = _exact_times_wide(queries, memory, WIDE) * tl.exp(total)[:, None]
-        writing = tl.load(writes + number * C * E + row[:, None] * E + e)
-        value += tl.dot(reads, writing, input_precision=WIDE)
+        value += _wide_times_wide(reads, writing, PARTS)
         value *= (_length(queries, eps) * scale)[:, None]
-        tl.store(out + at * HEADS * E + head * E + e, value.to(out.dtype.element_ty), mask=present)
+        tl.store(out + at * HEADS * E + head * E + e[None, :], value.to(out.dtype.element_ty), mask=present)
