@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from engine import Engine, Identity, Question
 from engine.checkpoint.layout import LORA_ALPHA, LORA_RANK, LoraModule, language_tensors, lora_modules, vision_tensors
-from engine.checkpoint.sizes import PREPROCESSOR, Size, model_config
+from engine.checkpoint.sizes import PREPROCESSOR, model_config
 from engine.config import AdapterConfig, ModelConfig
 from engine.model.weights import build_model
 from engine.prompt import PromptEncoder
@@ -40,12 +40,21 @@ def encoder(tokenizer: Path | None) -> PromptEncoder:
 
 
 class Weights:
-    """The base in BF16 and the adapter in float32, by their published names."""
+    """The base in BF16 and the adapter in float32, by their published names.
 
-    def __init__(self, seed: int = 0, size: Size = "full") -> None:
-        self.raw_config = model_config(size)
+    Args:
+        seed: of the random numbers.
+        raw_config: a `config.json`'s contents; the published sizes when left out.
+        device: where they are made, and where models over them run.
+    """
+
+    def __init__(
+        self, seed: int = 0, raw_config: dict[str, object] | None = None, device: torch.device = DEVICE
+    ) -> None:
+        self.device = device
+        self.raw_config = raw_config or model_config("full")
         self.config = ModelConfig.from_dict(self.raw_config)
-        generator = torch.Generator(DEVICE).manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(seed)
         specs = (*language_tensors(self.config.text), *vision_tensors(self.config.vision))
         self.base: Tensors = {spec.name: _random(spec.name, spec.shape, generator).bfloat16() for spec in specs}
         self.modules: tuple[LoraModule, ...] = lora_modules(self.config)
@@ -57,22 +66,22 @@ class Weights:
             ):
                 self.adapter[name] = _random(name, shape, generator)
 
-    def merged(self) -> Tensors:
-        """The language model with its pairs merged in float32 and rounded once."""
-        merged = {name: tensor for name, tensor in self.base.items() if ".language_model." in name}
+    def merged(self, dtype: torch.dtype = torch.bfloat16) -> Tensors:
+        """The language model with its pairs merged in float32 and rounded once to the dtype."""
+        merged = {name: tensor.to(dtype) for name, tensor in self.base.items() if ".language_model." in name}
         for module in self.modules:
             if not module.is_vision:
                 pair = self.adapter[module.b_name] @ self.adapter[module.a_name]
-                merged[module.weight_name] = (merged[module.weight_name].float() + SCALE * pair).bfloat16()
+                merged[module.weight_name] = (self.base[module.weight_name].float() + SCALE * pair).to(dtype)
         return merged
 
 
 def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     def normal(mean: float, deviation: float) -> Tensor:
-        return torch.randn(shape, generator=generator, device=DEVICE) * deviation + mean
+        return torch.randn(shape, generator=generator, device=generator.device) * deviation + mean
 
     if name.endswith(".A_log"):
-        return torch.empty(shape, device=DEVICE).uniform_(0.01, 16.0, generator=generator).log()
+        return torch.empty(shape, device=generator.device).uniform_(0.01, 16.0, generator=generator).log()
     if name.endswith(".dt_bias"):
         return normal(-4.0, 2.0)
     if name.endswith((".embed_tokens.weight", ".pos_embed.weight")):
@@ -85,8 +94,15 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
     return normal(0.0, math.prod(shape[1:]) ** -0.5)
 
 
-def our_engine(weights: Weights, prompts: PromptEncoder, **options: Any) -> Engine:
-    """Our engine over these weights; `options` as `Engine.load` takes them."""
+def our_engine(weights: Weights, prompts: PromptEncoder, merged: Tensors | None = None, **options: Any) -> Engine:
+    """Our engine over these weights, in the dtype of the merged ones; `options` as `Engine.load` takes them.
+
+    Args:
+        merged: of `Weights.merged`, which in BF16 is what an export holds, and is used when left out.
+    """
+    merged = weights.merged() if merged is None else merged
+    dtype = next(iter(merged.values())).dtype
+    base = {name: tensor.to(dtype) for name, tensor in weights.base.items() if ".language_model." not in name}
 
     def shelf(tensors: Tensors) -> Any:
         def take(name: str, *shape: int) -> Tensor:
@@ -95,9 +111,9 @@ def our_engine(weights: Weights, prompts: PromptEncoder, **options: Any) -> Engi
 
         return take
 
-    shelves = (shelf(weights.base), shelf(weights.adapter), shelf(weights.merged()))
-    model = build_model(weights.config, AdapterConfig(LORA_RANK, SCALE), *shelves, DEVICE)
-    return Engine(model, prompts, Identity("random weights at full size", {}), DEVICE, **options)
+    shelves = (shelf(base), shelf(weights.adapter), shelf(merged))
+    model = build_model(weights.config, AdapterConfig(LORA_RANK, SCALE), *shelves, weights.device)
+    return Engine(model, prompts, Identity("random weights", {}), weights.device, **options)
 
 
 class Peer:
@@ -108,13 +124,14 @@ class Peer:
         from transformers import Qwen2VLImageProcessor, Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
         self._prompts = prompts
+        self._device = weights.device
         self.dtype = dtype
         config = Qwen3_5Config(**weights.raw_config)
         config._attn_implementation = "sdpa"
         # The published configuration names bfloat16, and its language model would be that whatever is asked for here.
         for part in (config, config.text_config, config.vision_config):
             part.dtype = dtype
-        with _default(dtype), torch.device(DEVICE), _no_init():
+        with _default(dtype), weights.device, _no_init():
             model = Qwen3_5ForConditionalGeneration(config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -153,13 +170,13 @@ class Peer:
 
     @torch.inference_mode()
     def logits(self, inputs: SimpleNamespace) -> Tensor:
-        """The last position's logits of the 26 letters, on the GPU."""
-        ids = inputs.ids.to(DEVICE)
+        """The last position's logits of the 26 letters, on the device."""
+        ids = inputs.ids.to(self._device)
         is_image = (ids == self._prompts.image_pad_id).int()
         found = self.model(
             input_ids=ids,
-            pixel_values=inputs.pixel_values.to(DEVICE),
-            image_grid_thw=inputs.grid.to(DEVICE),
+            pixel_values=inputs.pixel_values.to(self._device),
+            image_grid_thw=inputs.grid.to(self._device),
             mm_token_type_ids=is_image,
             use_cache=False,
             logits_to_keep=1,
