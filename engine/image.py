@@ -59,14 +59,9 @@ def check_image(data: bytes, media_type: str | None = None) -> tuple[Fault, ...]
         media_type: the label of the data URL it came in (`image/png`), or None for plain bytes.
     """
     try:
-        header = read_header(data)
+        return _examined(data, media_type)[1]
     except Refusal as refusal:
         return refusal.faults
-    faults = _size_faults(header.width, header.height)
-    if media_type is not None and media_type != header.media_type:
-        message = f"the data URL is labelled {media_type} but holds {header.media_type}; label it {header.media_type}"
-        faults.append(Fault(PLACE, message, "mime_mismatch"))
-    return tuple(faults)
 
 
 def open_picture(data: bytes, media_type: str | None = None, *, filtered: bool) -> Picture:
@@ -146,11 +141,21 @@ def read_header(data: bytes) -> Header:
     raise _refuse("the image is neither PNG nor JPEG by its first bytes; send one of these", "unsupported_format")
 
 
+def _examined(data: bytes, media_type: str | None) -> tuple[Header, tuple[Fault, ...]]:
+    """The header, and what is wrong with what it says. Raises `Refusal` as `read_header`."""
+    header = read_header(data)
+    faults = _size_faults(header.width, header.height)
+    if media_type is not None and media_type != header.media_type:
+        message = f"the data URL is labelled {media_type} but holds {header.media_type}; label it {header.media_type}"
+        faults.append(Fault(PLACE, message, "mime_mismatch"))
+    return header, tuple(faults)
+
+
 def _checked(data: bytes, media_type: str | None) -> Header:
-    faults = check_image(data, media_type)
+    header, faults = _examined(data, media_type)
     if faults:
         raise Refusal(faults)
-    return read_header(data)
+    return header
 
 
 def _decode(data: bytes, header: Header) -> torch.Tensor:
