@@ -20,6 +20,7 @@ from PIL import Image
 
 from producer.contract import parse_request
 from producer.errors import Code, RequestRefused
+from tests import pngs
 from tests.producer.jobs import job
 
 ALLOWED_CODES = frozenset(str(code) for code in Code)
@@ -127,10 +128,7 @@ def bombs() -> Iterator[tuple[str, bytes]]:
 
 
 def png(header: bytes, *chunks: tuple[bytes, bytes]) -> bytes:
-    parts = [(b"IHDR", header), *chunks, (b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
-    )
+    return pngs.file((b"IHDR", header), *chunks, (b"IEND", b""))
 
 
 def pixels(width: int, height: int) -> bytes:
