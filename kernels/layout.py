@@ -6,9 +6,10 @@ one captured graph serves every packing that fits, and no kernel's grid depends 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import torch
 
@@ -45,63 +46,75 @@ class Layout:
     read_tiles: Tensor
 
     @classmethod
+    def over(cls, rows: int, table: Tensor) -> Layout:
+        """The tables of a capacity in given memory, `[Layout.size(rows)]` int32, as it is."""
+        shapes = _shapes(rows)
+        parts = torch.split(table, [_room(shape) for shape in shapes.values()])
+        places = zip(shapes.items(), parts, strict=True)
+        views = {name: part[: math.prod(shape)].view(shape) for (name, shape), part in places}
+        return cls(rows=rows, table=table, **views)
+
+    @staticmethod
+    def size(rows: int) -> int:
+        """How many numbers the tables of a capacity have."""
+        return sum(map(_room, _shapes(rows).values()))
+
+    @classmethod
     def empty(cls, rows: int, device: torch.device | str) -> Layout:
         """A layout of a capacity, to be filled."""
-        sequences = 1 + MAX_SUFFIXES
-        shapes = {
-            "counts": (2,),
-            "row_start": (rows,),
-            "read_rows": (MAX_SUFFIXES,),
-            "chunks": (rows // CHUNK_TOKENS + sequences, 2),
-            "sequences": (sequences, 2),
-            "tiles": (rows // TILE_TOKENS + sequences, 4),
-            "read_tiles": (MAX_SUFFIXES, 4),
-        }
-        sizes = [torch.Size(shape).numel() for shape in shapes.values()]
-        table = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        parts = torch.split(table, sizes)
-        views = {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
-        return cls(rows=rows, table=table, **views)
+        return cls.over(rows, torch.zeros(cls.size(rows), dtype=torch.int32, device=device))
 
     @classmethod
     def build(cls, segments: Segments, past_tokens: int, rows: int | None = None) -> Layout:
-        """The layout of a pass, on the CPU.
+        """The layout of a pass, on the CPU: `fill` says the rest.
+
+        Args:
+            segments, past_tokens: as in `fill`.
+            rows: the capacity; by default exactly the pass's rows.
+        """
+        layout = cls.empty(segments.tokens if rows is None else rows, "cpu")
+        layout.fill(segments, past_tokens)
+        return layout
+
+    def fill(self, segments: Segments, past_tokens: int) -> None:
+        """Write all tables of a pass, on the CPU.
 
         Args:
             segments: the pass; at most `MAX_SUFFIXES` suffixes.
             past_tokens: tokens of the state that the pass continues from.
-            rows: the capacity; by default exactly the pass's rows.
         """
-        rows = segments.tokens if rows is None else rows
-        suffixes = segments.suffixes
-        assert segments.tokens <= rows and len(suffixes) <= MAX_SUFFIXES, (segments, rows)
-        layout = cls.empty(rows, "cpu")
-        layout.counts[:] = torch.tensor([past_tokens, segments.prefix_tokens])
-        starts = torch.arange(rows)  # a row of padding is a sequence of its own
-        for rows_of in (segments.prefix, *suffixes):
-            starts[rows_of] = rows_of.start
-        layout.row_start[:] = starts
-        read_rows = list(segments.last_rows)
-        _fill(layout.read_rows, read_rows)
-        own = [-1, *(suffix.start for suffix in suffixes)]
-        spans = [segments.prefix, *suffixes]
+        spans = [segments.prefix, *segments.suffixes]
+        own = [-1, *(suffix.start for suffix in segments.suffixes)]
+        assert segments.tokens <= self.rows and len(spans) <= 1 + MAX_SUFFIXES, (segments, self.rows)
+        read_rows = segments.last_rows
         chunks = [_cut(span, CHUNK_TOKENS) for span in spans]
         counts = [len(part) for part in chunks]
-        firsts = [sum(counts[:number]) for number in range(len(counts))]
-        _fill(layout.sequences, list(zip(firsts, counts, strict=True)))
-        _fill(layout.chunks, list(chain.from_iterable(chunks)))
+        firsts = accumulate(counts, initial=0)
         tiles = [
             (start, end, 0, begin)
             for span, begin in zip(spans, own, strict=True)
             for start, end in _cut(span, TILE_TOKENS)
         ]
-        # The last tiles see the most keys; they start first.
-        _fill(layout.tiles, tiles[::-1])
-        _fill(
-            layout.read_tiles,
-            [(place, place + 1, row - place, own[1 + place]) for place, row in enumerate(read_rows)],
-        )
-        return layout
+        read_tiles = [(place, place + 1, row - place, own[1 + place]) for place, row in enumerate(read_rows)]
+        entries: dict[str, Sequence[int]] = {
+            "counts": (past_tokens, segments.prefix_tokens),
+            "read_rows": read_rows,
+            "sequences": _flat(zip(firsts, counts, strict=False)),
+            "read_tiles": _flat(read_tiles),
+            "chunks": _flat(chain.from_iterable(chunks)),
+            # The last tiles see the most keys; they start first.
+            "tiles": _flat(reversed(tiles)),
+        }
+        # All but the rows' own table in one copy: a tensor a table would take longer than everything else here.
+        numbers: list[int] = []
+        for name, shape in _shapes(self.rows).items():
+            if name in entries:
+                numbers += entries[name]
+                numbers += [0] * (_room(shape) - len(entries[name]))
+        self.table[: len(numbers)] = torch.tensor(numbers, dtype=torch.int32)
+        torch.arange(self.rows, out=self.row_start)  # a row of padding is a sequence of its own
+        for span in spans:
+            self.row_start[span] = span.start
 
     def to(self, device: torch.device | str) -> Layout:
         """The same tables on a device."""
@@ -138,9 +151,28 @@ def last_rows(x: Tensor, segments: Segments) -> Tensor:
     return x[list(segments.last_rows)]
 
 
-def _fill(target: Tensor, entries: Sequence[object]) -> None:
-    if entries:
-        target[: len(entries)] = torch.tensor(entries, dtype=torch.int32)
+def _shapes(rows: int) -> dict[str, tuple[int, ...]]:
+    """Of each table in `Layout.table`, in their order there."""
+    sequences = 1 + MAX_SUFFIXES
+    return {
+        "counts": (2,),
+        "read_rows": (MAX_SUFFIXES,),
+        "sequences": (sequences, 2),
+        "read_tiles": (MAX_SUFFIXES, 4),
+        "chunks": (rows // CHUNK_TOKENS + sequences, 2),
+        "tiles": (rows // TILE_TOKENS + sequences, 4),
+        "row_start": (rows,),
+    }
+
+
+def _room(shape: tuple[int, ...]) -> int:
+    """A table's numbers and what is left free behind them: every table begins at a multiple of 16 bytes, so that a
+    kernel is compiled for one alignment."""
+    return -(-math.prod(shape) // 4) * 4
+
+
+def _flat(entries: Iterable[Iterable[int]]) -> list[int]:
+    return list(chain.from_iterable(entries))
 
 
 def _cut(span: slice, step: int) -> list[tuple[int, int]]:

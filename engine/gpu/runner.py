@@ -25,7 +25,7 @@ from engine.model.vision import GridTables
 from engine.png import FilteredRows
 from engine.prepared import Prepared
 from engine.prompt import MAX_OPTIONS, MAX_PROMPT_TOKENS
-from kernels.layout import MAX_SUFFIXES, Layout, PlacedSegments
+from kernels.layout import MAX_SUFFIXES, PlacedSegments
 from kernels.patches import pack_patches
 
 logger = logging.getLogger(__name__)
@@ -59,14 +59,6 @@ class Outcome:
     language_ms: float
 
 
-@dataclass(frozen=True)
-class _Picture:
-    """A grid's fixed input, `uint8 [H, W, 3]` on the device, and what its pictures share."""
-
-    pixels: Tensor
-    tables: GridTables
-
-
 class GpuRunner:
     """A model on one GPU. Not to be shared between threads."""
 
@@ -96,7 +88,7 @@ class GpuRunner:
         self._probabilities = torch.zeros(MAX_SUFFIXES, MAX_OPTIONS, device=self._device)
         self._inputs: dict[int, PassInputs] = {}
         self._staging: dict[tuple[int, int], Staging] = {}
-        self._pictures: dict[Grid, _Picture] = {}
+        self._tables: dict[Grid, GridTables] = {}
         self._raw = torch.empty(MAX_PICTURE_BYTES, dtype=torch.uint8, device=self._device)
         self._raw_pinned = torch.empty(MAX_PICTURE_BYTES, dtype=torch.uint8, pin_memory=True)
         self.graphs = Graphs(self._device, enabled=not eager)
@@ -131,14 +123,15 @@ class GpuRunner:
         with torch.inference_mode():
             if self.graphs.enabled:
                 for grid in COMMON_GRIDS:
-                    self._encode(
-                        torch.zeros(PATCH_PIXELS * grid[1], PATCH_PIXELS * grid[2], 3, dtype=torch.uint8), grid
-                    )
+                    for picture in _blank_pictures(PATCH_PIXELS * grid[1], PATCH_PIXELS * grid[2]):
+                        self._encode(self._stage_picture(picture), grid)
+                        torch.cuda.synchronize(self._device)
                 for rows in range(ROWS_STEP, COMMON_ROWS + 1, ROWS_STEP):
                     for prefix_tokens in (0, rows // 2):
                         self._workspace.load(self._head)
                         placed = Segments(prefix_tokens, (rows - prefix_tokens,))
-                        self._run_pass(self._blank(placed), placed, 0)
+                        self._run_pass(self._stage(self._blank(placed), 0), placed)
+                        torch.cuda.synchronize(self._device)
             self.capture_pending()
 
     def capture_pending(self, most: int | None = None) -> int:
@@ -148,79 +141,84 @@ class GpuRunner:
 
     def _decide(self, request: Prepared, image_key: bytes) -> Outcome:
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
-        marks[0].record()
         kept = self.images.get(image_key) if self.images.bound_bytes else None
+        # What the GPU begins with lies in pinned memory before its time is taken; of a new picture, the questions
+        # follow while it is encoded.
         if kept is None:
-            self._encode(request.picture, request.grid)
-        marks[1].record()
-        self._workspace.load(self._head if kept is None else kept)
-        passes = request_passes(request, with_prefix=kept is None)
-        answers = [self._answer(part, placed, number) for number, (part, placed) in enumerate(passes)]
+            raw = self._stage_picture(request.picture)
+            marks[0].record()
+            self._encode(raw, request.grid)
+            marks[1].record()
+            self._workspace.load(self._head)
+            passes = self._stage_passes(request, with_prefix=True)
+        else:
+            passes = self._stage_passes(request, with_prefix=False)
+            marks[0].record()
+            marks[1].record()
+            self._workspace.load(kept)
+        for staging, segments in passes:
+            self._run_pass(staging, segments)
         marks[2].record()
         if kept is None:
             self._keep_image(image_key, request.segments.prefix_tokens)
         marks[2].synchronize()
-        rows = [row for answer in answers for row in answer.tolist()]
+        rows = [row for staging, segments in passes for row in staging.answer[: len(segments.suffix_tokens)].tolist()]
         return Outcome(
             tuple(tuple(row[:count]) for row, count in zip(rows, request.options, strict=False)),
             marks[0].elapsed_time(marks[1]),
             marks[1].elapsed_time(marks[2]),
         )
 
-    def _answer(self, host: PassInputs, segments: Segments, number: int) -> Tensor:
-        """Run a pass; its questions' probabilities `[questions, L]`, which the stream will copy into pinned memory."""
-        staging = self._run_pass(host, segments, number)
-        staging.answer.copy_(self._probabilities, non_blocking=True)
-        return staging.answer[: len(segments.suffix_tokens)]
+    def _stage_picture(self, raw: images.Picture) -> images.Picture:
+        """The picture in pinned memory."""
+        return _moved(raw, lambda rows: _view(self._raw_pinned, rows).copy_(rows))
 
-    def _encode(self, raw: images.Picture, grid: Grid) -> None:
-        """The image's rows, into the workspace."""
-        picture = self._pictures.get(grid)
-        if picture is None:
-            if len(self._pictures) >= MAX_GRIDS:
-                self._forget_pictures()
-            _, rows, columns = grid
-            fixed = torch.empty(PATCH_PIXELS * rows, PATCH_PIXELS * columns, 3, dtype=torch.uint8, device=self._device)
-            picture = self._pictures[grid] = _Picture(fixed, self._model.vision.grid_tables(grid))
-        picture.pixels.copy_(images.resize(self._upload(raw)))
-        self.graphs.run(("vision", grid), partial(self._encode_picture, picture, grid))
+    def _encode(self, staged: images.Picture, grid: Grid) -> None:
+        """The image's rows, into the workspace, without waiting."""
+        tables = self._tables.get(grid)
+        if tables is None:
+            if len(self._tables) >= MAX_GRIDS:
+                self._forget_grids()
+            tables = self._tables[grid] = self._model.vision.grid_tables(grid)
+        picture = _moved(staged, lambda rows: _view(self._raw, rows).copy_(rows, non_blocking=True))
+        if images.size_of(picture) != (PATCH_PIXELS * grid[1], PATCH_PIXELS * grid[2]):
+            resized = images.resize(images.pixels_of(picture))
+            picture = _view(self._raw, resized).copy_(resized)
+        channels = picture.channels if isinstance(picture, FilteredRows) else None
+        self.graphs.run(("vision", grid, channels), partial(self._encode_picture, picture, grid, tables))
 
-    def _upload(self, raw: images.Picture) -> Tensor:
-        """A picture's pixels on the device, through pinned memory, without waiting."""
-        if isinstance(raw, FilteredRows):
-            return images.pixels_of(replace(raw, rows=self._on_device(raw.rows)))
-        return self._on_device(raw)
-
-    def _on_device(self, picture: Tensor) -> Tensor:
-        count = picture.numel()
-        self._raw[:count].copy_(self._raw_pinned[:count].copy_(picture.flatten()), non_blocking=True)
-        return self._raw[:count].view(picture.shape)
-
-    def _encode_picture(self, picture: _Picture, grid: Grid) -> None:
-        features = self._model.vision(pack_patches(picture.pixels, dtype=self._dtype), grid, picture.tables)
+    def _encode_picture(self, picture: images.Picture, grid: Grid, tables: GridTables) -> None:
+        features = self._model.vision(pack_patches(images.pixels_of(picture), dtype=self._dtype), grid, tables)
         self._workspace.features[: len(features)].copy_(features)
 
-    def _forget_pictures(self) -> None:
-        """Tables and graphs belong together: a graph reads the fixed input of its grid."""
+    def _forget_grids(self) -> None:
+        """Tables and graphs belong together: a graph reads those of its grid."""
         self.graphs.clear()
-        self._pictures.clear()
+        self._tables.clear()
 
-    def _run_pass(self, host: PassInputs, segments: Segments, number: int) -> Staging:
-        """A pass from the workspace's state: probabilities, and, with a prefix, the state at its end.
+    def _stage_passes(self, request: Prepared, with_prefix: bool) -> list[tuple[Staging, Segments]]:
+        """A request's passes in pinned memory; each has staging of its own, since nothing waits between them."""
+        passes = request_passes(request, with_prefix)
+        return [(self._stage(host, number), segments) for number, (host, segments) in enumerate(passes)]
 
-        `number` counts a request's passes: each has staging of its own, since nothing waits between them.
-        """
-        inputs = self._inputs.get(host.rows)
-        if inputs is None:
-            inputs = self._inputs[host.rows] = PassInputs(host.rows, self._device)
+    def _stage(self, host: PassInputs, number: int) -> Staging:
         staging = self._staging.get((host.rows, number))
         if staging is None:
+            inputs = self._inputs.get(host.rows)
+            if inputs is None:
+                inputs = self._inputs[host.rows] = PassInputs(host.rows, self._device)
             staging = self._staging[host.rows, number] = Staging(inputs)
-        inputs.fill(host, staging)
-        with_prefix = segments.prefix_tokens > 0
-        placed = PlacedSegments(segments.prefix_tokens, segments.suffix_tokens, inputs.layout)
-        self.graphs.run(("language", host.rows, with_prefix), partial(self._prefill, inputs, placed))
+        staging.numbers.copy_(host.numbers)
         return staging
+
+    def _run_pass(self, staging: Staging, segments: Segments) -> None:
+        """A pass from the workspace's state: probabilities, and, with a prefix, the state at its end."""
+        inputs = staging.inputs
+        inputs.fill(staging)
+        placed = PlacedSegments(segments.prefix_tokens, segments.suffix_tokens, inputs.layout)
+        key = ("language", inputs.rows, segments.prefix_tokens > 0)
+        self.graphs.run(key, partial(self._prefill, inputs, placed))
+        staging.answer.copy_(self._probabilities, non_blocking=True)
 
     def _prefill(self, inputs: PassInputs, placed: PlacedSegments) -> None:
         language, workspace = self._model.language, self._workspace
@@ -238,12 +236,12 @@ class GpuRunner:
         host = self._blank(segments)
         host.ids[: len(head_ids)] = torch.tensor(head_ids, dtype=torch.int32)
         host.positions[:, : len(head_ids)] = torch.arange(len(head_ids))
-        self._run_pass(host, segments, 0)
+        self._run_pass(self._stage(host, 0), segments)
         return self._workspace.save(len(head_ids))
 
     def _blank(self, segments: Segments) -> PassInputs:
         host = PassInputs(_capacity(segments.tokens), "cpu")
-        host.layout.table.copy_(Layout.build(segments, 0, host.rows).table)
+        host.layout.fill(segments, 0)
         host.image_tokens.fill_(-1)
         host.options.fill_(1)
         return host
@@ -267,8 +265,28 @@ class GpuRunner:
     def _free(self) -> None:
         """Drop everything that is kept only to be faster."""
         self.images.clear()
-        self._forget_pictures()
+        self._forget_grids()
         torch.cuda.empty_cache()
+
+
+def _moved(picture: images.Picture, move: Callable[[Tensor], Tensor]) -> images.Picture:
+    """A picture whose bytes were moved."""
+    if isinstance(picture, FilteredRows):
+        return replace(picture, rows=move(picture.rows))
+    return move(picture)
+
+
+def _view(memory: Tensor, like: Tensor) -> Tensor:
+    """The beginning of some bytes, in the shape of others."""
+    return memory[: like.numel()].view(like.shape)
+
+
+def _blank_pictures(height: int, width: int) -> list[images.Picture]:
+    """A black picture, decoded and as the scanlines of an RGB and of an RGBA file."""
+    scanlines = [
+        FilteredRows(torch.zeros(height, 1 + channels * width, dtype=torch.uint8), channels) for channels in (3, 4)
+    ]
+    return [torch.zeros(height, width, 3, dtype=torch.uint8), *scanlines]
 
 
 def _capacity(rows: int) -> int:
@@ -304,7 +322,7 @@ def _host_inputs(
 ) -> PassInputs:
     host = PassInputs(_capacity(segments.tokens), "cpu")
     tokens = segments.tokens
-    host.layout.table.copy_(Layout.build(segments, past_tokens, host.rows).table)
+    host.layout.fill(segments, past_tokens)
     host.ids[:tokens] = request.ids[places]
     host.image_tokens.fill_(-1)
     host.image_tokens[:tokens] = request.image_tokens[places]

@@ -102,19 +102,15 @@ class PassInputs:
 
     def __init__(self, rows: int, device: torch.device | str) -> None:
         self.rows = rows
-        self.layout = Layout.empty(rows, device)
-        sizes = [rows, rows, 3 * rows, MAX_SUFFIXES]
+        sizes = [Layout.size(rows), rows, rows, 3 * rows, MAX_SUFFIXES]
         self.numbers = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        self.ids, self.image_tokens, positions, self.options = torch.split(self.numbers, sizes)
+        table, self.ids, self.image_tokens, positions, self.options = torch.split(self.numbers, sizes)
+        self.layout = Layout.over(rows, table)
         self.positions = positions.view(3, rows)
 
-    def fill(self, host: PassInputs, staging: Staging) -> None:
-        """Copy through pinned memory, without waiting; the staging is free again when the stream has come by."""
-        for ours, pinned, theirs in (
-            (self.numbers, staging.numbers, host.numbers),
-            (self.layout.table, staging.table, host.layout.table),
-        ):
-            ours.copy_(pinned.copy_(theirs), non_blocking=True)
+    def fill(self, staging: Staging) -> None:
+        """Copy what was staged, without waiting; the staging is free again when the stream has come by."""
+        self.numbers.copy_(staging.numbers, non_blocking=True)
 
 
 class Staging:
@@ -125,6 +121,6 @@ class Staging:
     """
 
     def __init__(self, inputs: PassInputs) -> None:
+        self.inputs = inputs
         self.numbers = torch.empty_like(inputs.numbers, device="cpu", pin_memory=True)
-        self.table = torch.empty_like(inputs.layout.table, device="cpu", pin_memory=True)
         self.answer = torch.empty(MAX_SUFFIXES, MAX_OPTIONS, pin_memory=True)

@@ -10,7 +10,7 @@ import torch
 from engine.gpu.cache import ByteBoundCache
 from engine.gpu.runner import MAX_ROWS, ROWS_STEP, request_passes
 from engine.prepared import Prepared
-from kernels.layout import MAX_SUFFIXES
+from kernels.layout import MAX_SUFFIXES, Layout
 from kernels.segments import Segments
 
 HEAD = 3
@@ -105,3 +105,15 @@ def test_what_does_not_fit_runs_in_later_passes(with_prefix: bool) -> None:
     starts = [0, 3000, 4500, 7500]
     assert passes[2][0].ids[[0, 3000]].tolist() == [903 + starts[2], 903 + starts[3]]
     assert passes[2][0].options[:2].tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("rows", [64, 192, 2048])
+def test_a_layout_over_used_memory_is_as_a_new_one(rows: int) -> None:
+    used = torch.full((Layout.size(rows),), -7, dtype=torch.int32)
+    layout = Layout.over(rows, used)
+    layout.fill(Segments(30, (20, 1)), 5)
+    new = Layout.build(Segments(30, (20, 1)), 5, rows)
+    names = ("counts", "row_start", "read_rows", "chunks", "sequences", "tiles", "read_tiles")
+    assert all(torch.equal(getattr(layout, name), getattr(new, name)) for name in names)
+    # A kernel is compiled once for addresses that are multiples of 16 bytes, and once more for others.
+    assert all(getattr(layout, name).storage_offset() % 4 == 0 for name in names)
