@@ -125,7 +125,7 @@ class GpuRunner:
                 for grid in COMMON_GRIDS:
                     for picture in _blank_pictures(PATCH_PIXELS * grid[1], PATCH_PIXELS * grid[2]):
                         self._encode(self._stage_picture(picture), grid)
-                        torch.cuda.synchronize(self._device)
+                        torch.cuda.synchronize(self._device)  # the next one takes the same pinned memory
                 for rows in range(ROWS_STEP, COMMON_ROWS + 1, ROWS_STEP):
                     for prefix_tokens in (0, rows // 2):
                         self._workspace.load(self._head)
