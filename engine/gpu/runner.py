@@ -130,7 +130,7 @@ class GpuRunner:
                     for prefix_tokens in (0, rows // 2):
                         self._workspace.load(self._head)
                         placed = Segments(prefix_tokens, (rows - prefix_tokens,))
-                        self._run_pass(self._stage(self._blank(placed), 0), placed)
+                        self._run_pass(self._stage(_blank_inputs(placed), 0), placed)
                         torch.cuda.synchronize(self._device)
             self.capture_pending()
 
@@ -233,18 +233,11 @@ class GpuRunner:
     def _head_state(self, head_ids: Sequence[int]) -> SavedState:
         self._workspace.reset()
         segments = Segments(len(head_ids), ())
-        host = self._blank(segments)
+        host = _blank_inputs(segments)
         host.ids[: len(head_ids)] = torch.tensor(head_ids, dtype=torch.int32)
         host.positions[:, : len(head_ids)] = torch.arange(len(head_ids))
         self._run_pass(self._stage(host, 0), segments)
         return self._workspace.save(len(head_ids))
-
-    def _blank(self, segments: Segments) -> PassInputs:
-        host = PassInputs(_capacity(segments.tokens), "cpu")
-        host.layout.fill(segments, 0)
-        host.image_tokens.fill_(-1)
-        host.options.fill_(1)
-        return host
 
     def _keep_image(self, image_key: bytes, tokens: int) -> None:
         if self.images.make_room(self._workspace.saved_bytes(tokens)):
@@ -320,13 +313,19 @@ def request_passes(request: Prepared, with_prefix: bool) -> list[tuple[PassInput
 def _host_inputs(
     request: Prepared, places: Tensor, segments: Segments, past_tokens: int, options: Sequence[int]
 ) -> PassInputs:
-    host = PassInputs(_capacity(segments.tokens), "cpu")
+    host = _blank_inputs(segments, past_tokens)
     tokens = segments.tokens
-    host.layout.fill(segments, past_tokens)
     host.ids[:tokens] = request.ids[places]
-    host.image_tokens.fill_(-1)
     host.image_tokens[:tokens] = request.image_tokens[places]
     host.positions[:, :tokens] = request.positions[:, places]
-    host.options.fill_(1)
     host.options[: len(options)] = torch.tensor(options, dtype=torch.int32)
+    return host
+
+
+def _blank_inputs(segments: Segments, past_tokens: int = 0) -> PassInputs:
+    """A pass's inputs on the CPU before its tokens are put in: no image, and every question of one letter."""
+    host = PassInputs(_capacity(segments.tokens), "cpu")
+    host.layout.fill(segments, past_tokens)
+    host.image_tokens.fill_(-1)
+    host.options.fill_(1)
     return host
