@@ -7,8 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu.linear import WHOLE_ROWS
-
 Tensor = torch.Tensor
 
 BLOCK = 1024
@@ -18,9 +16,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """See `kernels.mlp.swiglu`."""
     assert gate_up.is_contiguous()
     tokens, columns = gate_up.shape
-    # With room behind it for the padding of the product that follows: see `gpu.linear`.
-    room = torch.empty(max(tokens, WHOLE_ROWS), columns // 2, dtype=gate_up.dtype, device=gate_up.device)
-    out = room[:tokens]
+    out = torch.empty(tokens, columns // 2, dtype=gate_up.dtype, device=gate_up.device)
     _swiglu[(tokens, triton.cdiv(columns // 2, BLOCK))](gate_up, out, columns // 2, BLOCK=BLOCK, num_warps=4)
     return out
 

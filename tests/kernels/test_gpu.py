@@ -12,11 +12,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: its interpreter runs these tests")
 
-from kernels import attention, causal_conv, delta_rule, linear, lora, mlp, norms, patches, resize, rotary, unfilter
+from kernels import attention, causal_conv, delta_rule, lora, mlp, norms, patches, resize, rotary, unfilter
 from kernels.gpu import attention as gpu_attention
 from kernels.gpu import causal_conv as gpu_conv
 from kernels.gpu import delta_rule as gpu_delta
-from kernels.gpu import linear as gpu_linear
 from kernels.gpu import lora as gpu_lora
 from kernels.gpu import mlp as gpu_mlp
 from kernels.gpu import norms as gpu_norms
@@ -140,15 +139,6 @@ def test_lora_with_the_norm_that_follows() -> None:
     rest = (rand(37, 40, seed=6), rand(40, seed=7), rand(40, seed=8), EPS)
     found = gpu_lora.lora_add_layer_norm(x, weight, bias, *pair, *rest)
     assert_all_same(found, lora.lora_add_layer_norm(x, weight, bias, pair, *rest))
-
-
-def test_few_rows_of_a_long_sum_are_padded_with_what_lies_behind_them() -> None:
-    weight = rand(3, gpu_linear.LONG_SUM, seed=1)
-    wide = rand(20, 2 * gpu_linear.LONG_SUM, seed=2)
-    with_room = gpu_mlp.swiglu(wide)
-    assert gpu_linear._padded(with_room).data_ptr() == with_room.data_ptr()
-    for x in (with_room, with_room.clone(), with_room[:8]):
-        assert_same(gpu_linear.linear(x, weight, None), linear.linear(x, weight))
 
 
 @pytest.mark.parametrize("segments", PACKINGS)
