@@ -58,16 +58,7 @@ def _random(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16
 
 def _vision() -> list[Entry]:
     x, wide = _random(PATCHES, 1024), _random(PATCHES, 4096)
-    fc1, fc2 = (
-        (_random(4096, 1024, scale=1024**-0.5), _random(4096, scale=0.02)),
-        (_random(1024, 4096, scale=4096**-0.5), _random(1024, scale=0.02)),
-    )
-    pairs = [
-        lora.LowRank(
-            _random(16, i, scale=i**-0.5, dtype=torch.float32), _random(o, 16, scale=0.02, dtype=torch.float32), 2.0
-        )
-        for o, i in ((4096, 1024), (1024, 4096))
-    ]
+    fc1, fc2 = (_adapted(outputs, inputs) for outputs, inputs in ((4096, 1024), (1024, 4096)))
     norm = (_random(1024, scale=0.1), _random(1024, scale=0.1))
     pixels = torch.randint(0, 256, (800, 1280, 3), dtype=torch.uint8, device=DEVICE)
     screen = torch.randint(0, 256, (768, 1366, 3), dtype=torch.uint8, device=DEVICE)
@@ -88,11 +79,18 @@ def _vision() -> list[Entry]:
         Entry("add + layer norm", (x, _random(PATCHES, 1024), *norm, EPS), norms.add_layer_norm, PATCHES * 1024 * 8),
         Entry("split + 2-D rotary", (qkv, table, 16), rotary.split_rotate_vision, PATCHES * 2048 * 4),
         Entry("attention over patches", (*heads,), attention.full_attention, flops=4 * PATCHES**2 * 1024),
-        Entry("fc1 + LoRA + GELU", (x, *fc1, pairs[0], "gelu_tanh"), lora.lora_linear, flops=product + branch),
-        Entry("fc1 alone (cuBLAS)", (x, *fc1), F.linear, flops=product),
-        Entry("fc2 + LoRA", (wide, *fc2, pairs[1]), lora.lora_linear, flops=product + branch),
-        Entry("fc2 alone (cuBLAS)", (wide, *fc2), F.linear, flops=product),
+        Entry("fc1 + LoRA + GELU", (x, fc1, "gelu_tanh"), lora.lora_linear, flops=product + branch),
+        Entry("fc1 alone", (x, *fc1[:2]), linear.linear, flops=product),
+        Entry("fc2 + LoRA", (wide, fc2), lora.lora_linear, flops=product + branch),
+        Entry("fc2 alone", (wide, *fc2[:2]), linear.linear, flops=product),
     ]
+
+
+def _adapted(outputs: int, inputs: int) -> lora.AdaptedLinear:
+    down = _random(16, inputs, scale=inputs**-0.5, dtype=torch.float32)
+    up = _random(outputs, 16, scale=0.02, dtype=torch.float32)
+    weight, bias = _random(outputs, inputs, scale=inputs**-0.5), _random(outputs, scale=0.02)
+    return lora.AdaptedLinear.of(weight, bias, lora.LowRank(down, up, 2.0))
 
 
 def _language(placed: PlacedSegments) -> list[Entry]:
@@ -208,8 +206,8 @@ def median_us(run: Callable[[], object], repeats: int = 20, inner: int = 4) -> f
 def _on_cpu(value: object) -> object:
     if isinstance(value, Tensor):
         return value.cpu()
-    if isinstance(value, lora.LowRank):
-        return lora.LowRank(value.down.cpu(), value.up.cpu(), value.scale)
+    if isinstance(value, lora.LowRank | lora.AdaptedLinear):
+        return type(value)(*map(_on_cpu, value))  # type: ignore[arg-type]
     return tuple(map(_on_cpu, value)) if isinstance(value, tuple) else value
 
 

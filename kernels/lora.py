@@ -1,4 +1,4 @@
-"""A linear layer with a float32 low-rank branch beside its weight, and the activation that follows."""
+"""Linear layers with a float32 low-rank branch beside their weight, and the activation that follows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-
-from kernels.norms import add_layer_norm
 
 # `gelu_tanh` is the tanh approximation, `gelu` the exact function of Hendrycks and Gimpel 2016 (arXiv 1606.08415).
 Activation = Literal["none", "gelu", "gelu_tanh"]
@@ -21,58 +19,63 @@ class LowRank(NamedTuple):
     scale: float
 
 
-def lora_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, lora: LowRank, activation: Activation = "none"
-) -> torch.Tensor:
+class AdaptedLinear(NamedTuple):
+    """A layer: `weight` `[out, in]` and `bias` `[out]`, model dtype, and the branch beside them."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    lora: LowRank
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, bias: torch.Tensor, lora: LowRank) -> AdaptedLinear:
+        """The layer. On a GPU its weight is copied, to have the branch's `up` behind each of its rows."""
+        assert lora.down.dtype == lora.up.dtype == torch.float32
+        if weight.is_cuda:
+            from kernels.gpu import lora as gpu
+
+            weight = gpu.joined(weight, lora.up)
+        return cls(weight, bias, lora)
+
+
+def lora_linear(x: torch.Tensor, layer: AdaptedLinear, activation: Activation = "none") -> torch.Tensor:
     """`activation(x W^T + bias + scale * (x A^T) B^T)`, the low-rank branch unmerged and in float32.
 
     Args:
         x: `[N, in]`, model dtype.
-        weight: `[out, in]`, model dtype.
-        bias: `[out]`, model dtype.
-        lora: float32 whatever the model dtype; TF32 must be off.
+        layer: of `AdaptedLinear.of`; TF32 must be off.
 
     Returns:
-        `[N, out]`, model dtype. The base product with its bias is rounded to the model dtype; to it, in float32, the
-        scaled branch is added; the sum is rounded; the activation is computed in float32 and rounded.
+        `[N, out]`, model dtype. On a CPU, as PEFT 0.21 over a BF16 base: the base product with its bias is rounded to
+        the model dtype; to it, in float32, the scaled branch is added; the sum is rounded; the activation is computed
+        in float32 and rounded. On a GPU only the last of these roundings is made (for `gelu`, the last two).
 
-    Source: Hu et al. 2021 (arXiv 2106.09685); the roundings are those of PEFT 0.21 over a BF16 base.
+    Source: Hu et al. 2021 (arXiv 2106.09685).
     """
-    assert lora.down.dtype == lora.up.dtype == torch.float32
     if x.is_cuda:
         from kernels.gpu import lora as gpu
 
-        return gpu.lora_linear(x, weight, bias, *lora, activation)
+        return gpu.lora_linear(x, layer, activation)
+    weight, bias, lora = layer
     base = F.linear(x, weight, bias)
     branch = F.linear(F.linear(x.float(), lora.down), lora.up) * lora.scale
     return _activate((base + branch).to(x.dtype), activation)
 
 
-def lora_add_layer_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    lora: LowRank,
-    residual: torch.Tensor,
-    norm_weight: torch.Tensor,
-    norm_bias: torch.Tensor,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`add_layer_norm(residual, lora_linear(x, weight, bias, lora), norm_weight, norm_bias, eps)`, in one go on a GPU.
+def lora_mlp(x: torch.Tensor, first: AdaptedLinear, second: AdaptedLinear, activation: Activation) -> torch.Tensor:
+    """`lora_linear(lora_linear(x, first, activation), second)`, without copying what lies between on a GPU.
 
     Args:
-        x, weight, bias, lora: as in `lora_linear`, without an activation.
-        residual: `[N, out]`, model dtype.
-        norm_weight, norm_bias, eps: as in `add_layer_norm`.
+        x: `[N, in]`, model dtype.
+        first, second, activation: as in `lora_linear`.
 
     Returns:
-        As `add_layer_norm`, with the same roundings as the two functions.
+        `[N, out]`, model dtype, with the same roundings as the two layers.
     """
     if x.is_cuda:
         from kernels.gpu import lora as gpu
 
-        return gpu.lora_add_layer_norm(x, weight, bias, *lora, residual, norm_weight, norm_bias, eps)
-    return add_layer_norm(residual, lora_linear(x, weight, bias, lora), norm_weight, norm_bias, eps)
+        return gpu.lora_mlp(x, first, second, activation)
+    return lora_linear(lora_linear(x, first, activation), second)
 
 
 def _activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:

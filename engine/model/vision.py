@@ -14,7 +14,7 @@ import torch
 from engine.config import LAYER_NORM_EPS, VisionConfig
 from kernels.attention import full_attention
 from kernels.linear import linear
-from kernels.lora import LowRank, lora_add_layer_norm, lora_linear
+from kernels.lora import AdaptedLinear, lora_mlp
 from kernels.norms import add_layer_norm, layer_norm
 from kernels.patches import interpolate_table, patch_places
 from kernels.rotary import Table, split_rotate_vision, vision_table
@@ -29,14 +29,6 @@ class Affine(NamedTuple):
     bias: Tensor
 
 
-class AdaptedAffine(NamedTuple):
-    """A weight, its bias and the float32 low-rank branch beside them."""
-
-    weight: Tensor
-    bias: Tensor
-    lora: LowRank
-
-
 @dataclass(frozen=True)
 class VisionBlock:
     """One block's tensors. `qkv` is `[3 * D, D]`, `fc1` `[F, D]`, `fc2` `[D, F]`; norms are `[D]`."""
@@ -45,8 +37,8 @@ class VisionBlock:
     qkv: Affine
     proj: Affine
     norm2: Affine
-    fc1: AdaptedAffine
-    fc2: AdaptedAffine
+    fc1: AdaptedLinear
+    fc2: AdaptedLinear
 
 
 @dataclass(frozen=True)
@@ -54,8 +46,8 @@ class Merger:
     """The norm of single patches, and the two layers over each `merged_patches` of them, side by side."""
 
     norm: Affine
-    fc1: AdaptedAffine
-    fc2: AdaptedAffine
+    fc1: AdaptedLinear
+    fc2: AdaptedLinear
 
 
 class GridTables(NamedTuple):
@@ -116,10 +108,9 @@ class VisionEncoder:
             q, k, v = split_rotate_vision(linear(normed, *block.qkv), table, self.config.num_heads)
             attended = linear(full_attention(q, k, v), *block.proj)
             hidden, normed = add_layer_norm(hidden, attended, *block.norm2, LAYER_NORM_EPS)
-            wide = lora_linear(normed, *block.fc1, activation="gelu_tanh")
-            hidden, normed = lora_add_layer_norm(wide, *block.fc2, hidden, *next_norm, LAYER_NORM_EPS)
+            mixed = lora_mlp(normed, block.fc1, block.fc2, "gelu_tanh")
+            hidden, normed = add_layer_norm(hidden, mixed, *next_norm, LAYER_NORM_EPS)
         return normed
 
     def _merge(self, normed: Tensor) -> Tensor:
-        merged = normed.view(-1, self.config.merged_size)
-        return lora_linear(lora_linear(merged, *self.merger.fc1, activation="gelu"), *self.merger.fc2)
+        return lora_mlp(normed.view(-1, self.config.merged_size), self.merger.fc1, self.merger.fc2, "gelu")

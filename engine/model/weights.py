@@ -29,8 +29,8 @@ from engine.config import (
 from engine.errors import CheckpointError
 from engine.model.language import AttentionMixer, DeltaMixer, LanguageModel, Layer
 from engine.model.shelves import Plan, Shelf, Take, compare, read_files, read_folder
-from engine.model.vision import AdaptedAffine, Affine, Merger, VisionBlock, VisionEncoder
-from kernels.lora import LowRank
+from engine.model.vision import Affine, Merger, VisionBlock, VisionEncoder
+from kernels.lora import AdaptedLinear, LowRank
 from kernels.rotary import inverse_frequencies
 
 # In the published files and not used, by rule: the language model comes merged, from the export.
@@ -145,11 +145,11 @@ def _vision(
         weight = take(f"{VISION}{name}.weight", outputs, *inputs)
         return Affine(weight, take(f"{VISION}{name}.bias", outputs))
 
-    def adapted(name: str, outputs: int, inputs: int) -> AdaptedAffine:
+    def adapted(name: str, outputs: int, inputs: int) -> AdaptedLinear:
         pair = f"{ADAPTER}visual.{name}"
         down = take_pair(f"{pair}.lora_A.weight", lora.rank, inputs)
         up = take_pair(f"{pair}.lora_B.weight", outputs, lora.rank)
-        return AdaptedAffine(*affine(name, outputs, inputs), LowRank(down, up, lora.scale))
+        return AdaptedLinear.of(*affine(name, outputs, inputs), LowRank(down, up, lora.scale))
 
     def block(name: str) -> VisionBlock:
         return VisionBlock(

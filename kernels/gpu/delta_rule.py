@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.gpu.split import three_parts
 from kernels.layout import CHUNK_TOKENS, MAX_SUFFIXES, Layout
 from kernels.norms import L2_NORM_EPS
 
@@ -146,32 +147,12 @@ def gated_delta_rule(
 
 
 @triton.jit
-def _cut(x):
-    """A float32 as its sign, exponent and high seven bits, which are a BF16 number, and what is left, exactly.
-
-    Cut off, not rounded: the GPU converts one number at a time, which would take as long as the products.
-    """
-    bits = x.to(tl.uint32, bitcast=True)
-    high = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    return high, x - (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _parts(x):
-    """Three BF16 numbers that sum up to a float32."""
-    high, rest = _cut(x)
-    middle, rest = _cut(rest)
-    low, _ = _cut(rest)
-    return high, middle, low
-
-
-@triton.jit
 def _exact_times_wide(a, b, PARTS: tl.constexpr):
     """`a b` of `a` in the model dtype and float32 `b`."""
     if PARTS == 1:
         product = tl.dot(a, b, input_precision="ieee")
     else:
-        high, middle, low = _parts(b)
+        high, middle, low = three_parts(b)
         product = tl.dot(a, high, tl.dot(a, middle, tl.dot(a, low)))
     return product
 
@@ -182,8 +163,8 @@ def _wide_times_wide(a, b, PARTS: tl.constexpr):
     if PARTS == 1:
         product = tl.dot(a, b, input_precision="ieee")
     else:
-        high, middle, low = _parts(a)
-        b_high, b_middle, b_low = _parts(b)
+        high, middle, low = three_parts(a)
+        b_high, b_middle, b_low = three_parts(b)
         product = tl.dot(high, b_low, tl.dot(middle, b_middle, tl.dot(low, b_high)))
         product = tl.dot(high, b_high, tl.dot(high, b_middle, tl.dot(middle, b_high, product)))
     return product
@@ -196,7 +177,7 @@ def _kept_times_wide(kept, b, C: tl.constexpr, PARTS: tl.constexpr):
         product = tl.dot(tl.load(kept), b, input_precision="ieee")
     else:
         a_high, a_middle, a_low = tl.load(kept), tl.load(kept + C * C), tl.load(kept + 2 * C * C)
-        high, middle, low = _parts(b)
+        high, middle, low = three_parts(b)
         product = tl.dot(a_low, high, tl.dot(a_middle, middle, tl.dot(a_high, low)))
         product = tl.dot(a_high, high, tl.dot(a_middle, high, tl.dot(a_high, middle, product)))
     return product
@@ -208,7 +189,7 @@ def _keep(kept, x, C: tl.constexpr, PARTS: tl.constexpr):
     if PARTS == 1:
         tl.store(kept, x)
     else:
-        high, middle, low = _parts(x)
+        high, middle, low = three_parts(x)
         tl.store(kept, high)
         tl.store(kept + C * C, middle)
         tl.store(kept + 2 * C * C, low)

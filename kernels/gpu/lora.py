@@ -1,9 +1,9 @@
-"""The float32 low-rank branch on the GPU, without a float32 tensor as wide as the layer.
+"""The float32 low-rank branch on the GPU, as further columns of the layer's own product.
 
-The base product is cuBLAS's. Beside it, the branch's inner product reads the activations once and leaves `[N, rank]`;
-its outer product, the addition and the activation happen where the output is written. A BF16 activation times a float32
-weight is exact in three BF16 products with the weight's high, middle and low eight bits, which tensor cores add in
-float32: float32 arithmetic at BF16's speed.
+`x W^T + (x A^T) B^T` is one product of `[x | x A^T]` and `[W | B]`: summed in float32, with bias and activation, and
+rounded once, where the BF16 reference rounds three times. A float32 number is the sum of three BF16 numbers, its high,
+middle and low eight bits. Behind x and W stand those of `x A^T` and of B, each pair that matters beside each
+other: what is left out is under 2^-22 of the branch. `x A^T` itself is exact but for the order of its float32 sums.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -14,265 +14,142 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels.gpu.streams import beside
+from kernels.gpu.cublas import product
+from kernels.gpu.split import three_parts
+from kernels.lora import Activation, AdaptedLinear
 
 Tensor = torch.Tensor
 
-DOWN_ROWS = 64
-DOWN_COLUMNS = 128
-# The inner product's sum is cut into runs, so that there are about so many programs; the outer product adds the runs in
-# order. A picture's grid decides how many there are, and with it the sum's bits.
-DOWN_PROGRAMS = 192
-MAX_RUNS = 16
-UP_ROWS = 64
-UP_COLUMNS = 128
-NORM_ROWS = 16
+# Which parts of `x A^T` and of B, 0 the highest, stand beside each other.
+PAIRS = ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (0, 2))
+# Rows and columns that one step of a program takes, and how many runs of columns it takes beside each other.
+ROWS, COLUMNS, RUNS = 16, 128, 4
 MIN_RANK = 16
-# Of the outer product's float32 operands (Triton's `input_precision`): TF32 three times, about 21 bits.
-UP_PRECISION = "tf32x3"
 
 
-def lora_linear(
-    x: Tensor, weight: Tensor, bias: Tensor, down: Tensor, up: Tensor, scale: float, activation: str
-) -> Tensor:
+def joined(weight: Tensor, up: Tensor) -> Tensor:
+    """A copy of the weight `[out, in]`; behind each row, in the same memory, are the parts of `up`'s row."""
+    parts = _parts_of(up) if weight.dtype == torch.bfloat16 else (up,)
+    behind = [parts[part].to(weight.dtype) for _, part in _pairs(weight)]
+    return torch.cat([weight, *behind], dim=1)[:, : weight.shape[1]]
+
+
+def lora_linear(x: Tensor, layer: AdaptedLinear, activation: Activation) -> Tensor:
     """See `kernels.lora.lora_linear`."""
-    assert x.is_contiguous() and down.is_contiguous() and up.is_contiguous()
-    inner, base = beside(x.device, lambda: lora_down(x, down), lambda: F.linear(x, weight, bias))
-    return lora_up_(base, inner, up, scale, activation)
+    return _into(x.new_empty(len(x), len(layer.weight)), x, _row_memory(x, layer), layer, activation)
 
 
-def lora_down(x: Tensor, down: Tensor) -> Tensor:
-    """`x A^T` of `x` `[N, in]`, model dtype, and A `[rank, in]`, float32: addends `[runs, N, rank]`, float32."""
+def lora_mlp(x: Tensor, first: AdaptedLinear, second: AdaptedLinear, activation: Activation) -> Tensor:
+    """See `kernels.lora.lora_mlp`."""
+    wide = _row_memory(x, second)
+    inner = _into(wide[:, : second.weight.shape[1]], x, _row_memory(x, first), first, activation)
+    return _into(x.new_empty(len(x), len(second.weight)), inner, wide, second, "none")
+
+
+def _row_memory(x: Tensor, layer: AdaptedLinear) -> Tensor:
+    """Memory for a layer's input rows with what stands behind them."""
+    return x.new_empty(len(x), layer.weight.stride(0))
+
+
+def _into(out: Tensor, x: Tensor, wide: Tensor, layer: AdaptedLinear, activation: Activation) -> Tensor:
+    """A layer's result in `out`, by way of `wide`, of `_row_memory`, whose first columns are x or become it."""
+    weight, bias, (down, _, scale) = layer
+    _inner_product(x, down, scale, wide, len(_pairs(weight)))
+    everything = weight.as_strided((len(weight), wide.shape[1]), weight.stride())
+    product(wide, everything, bias, gelu=activation == "gelu_tanh", out=out)
+    return out.copy_(F.gelu(out)) if activation == "gelu" else out
+
+
+def _pairs(weight: Tensor) -> tuple[tuple[int, int], ...]:
+    return PAIRS if weight.dtype == torch.bfloat16 else ((0, 0),)
+
+
+def _parts_of(x: Tensor) -> tuple[Tensor, ...]:
+    """Three BF16 numbers, float32 still, that sum up to each float32 number: its bits cut after the eighth of each."""
+    parts = []
+    for _ in range(3):
+        part = (x.view(torch.int32) & -65536).view(torch.float32)
+        parts.append(part)
+        x = x - part
+    return tuple(parts)
+
+
+def _inner_product(x: Tensor, down: Tensor, scale: float, wide: Tensor, pairs: int) -> None:
+    """`scale * x A^T`, in parts, behind the first columns of `wide`; x goes into these if it is not there."""
     rows, width = x.shape
     rank = down.shape[0]
-    blocks = triton.cdiv(rows, DOWN_ROWS)
-    most = min(MAX_RUNS, triton.next_power_of_2(triton.cdiv(DOWN_PROGRAMS, blocks)))
-    run = triton.cdiv(triton.cdiv(width, most), DOWN_COLUMNS) * DOWN_COLUMNS
-    runs = triton.cdiv(width, run)
-    inner = torch.empty(runs, rows, rank, dtype=torch.float32, device=x.device)
-    _down[(blocks, runs)](
+    assert down.is_contiguous() and x.stride(1) == wide.stride(1) == 1 and wide.shape == (rows, width + pairs * rank)
+    _inner[(triton.cdiv(rows, ROWS),)](
         x,
         down,
-        inner,
+        wide,
+        scale,
         rows,
         width,
         rank,
-        ROWS=DOWN_ROWS,
-        COLUMNS=DOWN_COLUMNS,
-        RUN=run,
+        x.stride(0),
+        wide.stride(0),
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        RUNS=RUNS,
         RANK=max(MIN_RANK, triton.next_power_of_2(rank)),
-        SPLIT=x.dtype == torch.bfloat16,
-        num_warps=4,
+        SPLIT=pairs > 1,
+        COPY=x.data_ptr() != wide.data_ptr(),
+        num_warps=RUNS,
         num_stages=3,
     )
-    return inner
 
 
 @triton.jit
-def _down(
+def _inner(
     x,
     down,
-    inner,
+    wide,
+    scale,
     rows,
     width,
     rank,
+    x_stride,
+    wide_stride,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    RUN: tl.constexpr,
+    RUNS: tl.constexpr,
     RANK: tl.constexpr,
     SPLIT: tl.constexpr,
+    COPY: tl.constexpr,
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    member = tl.arange(0, RANK)[None, :]
-    total = tl.zeros([ROWS, RANK], tl.float32)
-    begin = tl.program_id(1) * RUN
-    for first in range(begin, tl.minimum(begin + RUN, width), COLUMNS):
-        column = first + tl.arange(0, COLUMNS)
-        here = tl.load(
-            x + row.to(tl.int64) * width + column[None, :], mask=(row < rows) & (column[None, :] < width), other=0.0
-        )
-        a = tl.load(
-            down + member * width + column[:, None], mask=(member < rank) & (column[:, None] < width), other=0.0
-        )
+    """A warp takes a run of the columns; the runs are added in order."""
+    run = tl.arange(0, RUNS)[:, None, None]
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[None, :, None]
+    member = tl.arange(0, RANK)
+    step = tl.arange(0, COLUMNS)
+    length = tl.cdiv(tl.cdiv(width, RUNS), COLUMNS) * COLUMNS
+    total = tl.zeros([RUNS, ROWS, RANK], tl.float32)
+    for first in range(0, length, COLUMNS):
+        column = run * length + first + step[None, None, :]
+        inside = (row < rows) & (column < width)
+        here = tl.load(x + row * x_stride + column, mask=inside, other=0.0)
+        if COPY:
+            tl.store(wide + row * wide_stride + column, here, mask=inside)
+        column = run * length + first + step[None, :, None]
+        there = (member[None, None, :] < rank) & (column < width)
+        a = tl.load(down + member[None, None, :] * width + column, mask=there, other=0.0)
         if SPLIT:
-            high = a.to(tl.bfloat16)
-            rest = a - high.to(tl.float32)
-            middle = rest.to(tl.bfloat16)
-            low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-            total = tl.dot(here, high, total)
-            total = tl.dot(here, middle, total)
-            total = tl.dot(here, low, total)
+            high, middle, low = three_parts(a)
+            total = tl.dot(here, high, tl.dot(here, middle, tl.dot(here, low, total)))
         else:
             total = tl.dot(here, a, total, input_precision="ieee")
-    inner += tl.program_id(1).to(tl.int64) * rows * rank
-    tl.store(inner + row.to(tl.int64) * rank + member, total, mask=(row < rows) & (member < rank))
-
-
-def lora_up_(base: Tensor, inner: Tensor, up: Tensor, scale: float, activation: str) -> Tensor:
-    """`activation(base + scale * inner B^T)`, written over `base` `[N, out]` and returned.
-
-    `inner` is of `lora_down`; `up` (B) is `[out, rank]`, float32.
-    """
-    rows, width = base.shape
-    rank = up.shape[1]
-    assert base.is_contiguous() and inner.is_contiguous()
-    _up[(triton.cdiv(rows, UP_ROWS), triton.cdiv(width, UP_COLUMNS))](
-        base,
-        inner,
-        up,
-        scale,
-        rows,
-        width,
-        rank,
-        RUNS=inner.shape[0],
-        ROWS=UP_ROWS,
-        COLUMNS=UP_COLUMNS,
-        RANK=max(MIN_RANK, triton.next_power_of_2(rank)),
-        ACTIVATION=activation,
-        PRECISION=UP_PRECISION if base.dtype == torch.bfloat16 else "ieee",
-        num_warps=4,
-    )
-    return base
-
-
-def lora_add_layer_norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    down: Tensor,
-    up: Tensor,
-    scale: float,
-    residual: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
-    """See `kernels.lora.lora_add_layer_norm`."""
-    assert x.is_contiguous() and down.is_contiguous() and up.is_contiguous() and residual.is_contiguous()
-    inner, base = beside(x.device, lambda: lora_down(x, down), lambda: F.linear(x, weight, bias))
-    rows, width = base.shape
-    normed = torch.empty_like(base)
-    _up_add_norm[(triton.cdiv(rows, NORM_ROWS),)](
-        base,
-        inner,
-        up,
-        residual,
-        norm_weight,
-        norm_bias,
-        normed,
-        scale,
-        eps,
-        rows,
-        width,
-        up.shape[1],
-        RUNS=inner.shape[0],
-        ROWS=NORM_ROWS,
-        COLUMNS=triton.next_power_of_2(width),
-        RANK=max(MIN_RANK, triton.next_power_of_2(up.shape[1])),
-        PRECISION=UP_PRECISION if base.dtype == torch.bfloat16 else "ieee",
-        num_warps=8,
-    )
-    return base, normed
-
-
-@triton.jit
-def _up_add_norm(
-    base,
-    inner,
-    up,
-    residual,
-    norm_weight,
-    norm_bias,
-    normed,
-    scale,
-    eps,
-    rows,
-    width,
-    rank,
-    RUNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    RANK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Whole rows, so that they can be normalised: the sum with the residual is written over `base`."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.arange(0, COLUMNS)[None, :]
-    inside = (row < rows) & (column < width)
-    place = row.to(tl.int64) * width + column
-    branch = _branch(inner, up, row, column, scale, rows, width, rank, RUNS, ROWS, RANK, PRECISION)
-    value = tl.load(base + place, mask=inside, other=0.0)
-    delta = (value.to(tl.float32) + branch).to(value.dtype).to(tl.float32)
-    total = (tl.load(residual + place, mask=inside, other=0.0).to(tl.float32) + delta).to(value.dtype)
-    tl.store(base + place, total, mask=inside)
-    wide = total.to(tl.float32)
-    centred = tl.where(inside, wide - (tl.sum(wide, axis=1) / width)[:, None], 0.0)
-    size = tl.rsqrt(tl.sum(centred * centred, axis=1) / width + eps)[:, None]
-    gain = tl.load(norm_weight + column, mask=column < width, other=0.0).to(tl.float32)
-    shift = tl.load(norm_bias + column, mask=column < width, other=0.0).to(tl.float32)
-    tl.store(normed + place, (centred * size * gain + shift).to(value.dtype), mask=inside)
-
-
-@triton.jit
-def _branch(
-    inner,
-    up,
-    row,
-    column,
-    scale,
-    rows,
-    width,
-    rank,
-    RUNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    RANK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """A tile of `scale * inner B^T`, float32: the runs of the inner product are added in order."""
-    member = tl.arange(0, RANK)
-    h = tl.zeros([ROWS, RANK], tl.float32)
-    for run in tl.static_range(RUNS):
-        place = (run * rows + row).to(tl.int64) * rank + member[None, :]
-        h += tl.load(inner + place, mask=(row < rows) & (member[None, :] < rank), other=0.0)
-    b = tl.load(up + column * rank + member[:, None], mask=(column < width) & (member[:, None] < rank), other=0.0)
-    return tl.dot(h, b, input_precision=PRECISION) * scale
-
-
-@triton.jit
-def _activate(x, ACTIVATION: tl.constexpr):
-    """GELU by the tanh formula, or by the error function.
-
-    `x (1 + tanh y) / 2` is `x / (1 + exp(-2 y))`, with y of `sqrt(2 / pi) (x + 0.044715 x^3)`; the exponent's constants
-    are folded for a power of two.
-    """
-    if ACTIVATION == "gelu_tanh":
-        x = x / (1.0 + tl.exp2(x * (-2.302208198144325 - 0.10294323958002350 * x * x)))
-    if ACTIVATION == "gelu":
-        x = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
-    return x
-
-
-@triton.jit
-def _up(
-    base,
-    inner,
-    up,
-    scale,
-    rows,
-    width,
-    rank,
-    RUNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    RANK: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    branch = _branch(inner, up, row, column, scale, rows, width, rank, RUNS, ROWS, RANK, PRECISION)
-    target = base + row.to(tl.int64) * width + column
-    inside = (row < rows) & (column < width)
-    value = tl.load(target, mask=inside, other=0.0)
-    total = (value.to(tl.float32) + branch).to(value.dtype).to(tl.float32)
-    tl.store(target, _activate(total, ACTIVATION).to(value.dtype), mask=inside)
+    inner = tl.sum(total, axis=0) * scale
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    target = wide + row * wide_stride + width + member[None, :]
+    inside = (row < rows) & (member[None, :] < rank)
+    if SPLIT:
+        high, middle, low = three_parts(inner)
+        tl.store(target, high, mask=inside)
+        tl.store(target + rank, middle, mask=inside)
+        tl.store(target + 2 * rank, low, mask=inside)
+        tl.store(target + 3 * rank, high, mask=inside)
+        tl.store(target + 4 * rank, middle, mask=inside)
+        tl.store(target + 5 * rank, high, mask=inside)
+    else:
+        tl.store(target, inner, mask=inside)

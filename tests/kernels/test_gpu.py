@@ -125,20 +125,30 @@ def test_norm_and_rotary(heads: int, kv_heads: int) -> None:
     assert_all_same(gpu_rotary.split_norm_rotate(*arguments), rotary.split_norm_rotate(*arguments))
 
 
+@pytest.mark.parametrize("rows", [1, 37])
 @pytest.mark.parametrize("activation", ["none", "gelu", "gelu_tanh"])
-def test_lora(activation: lora.Activation) -> None:
-    x, weight, bias = rand(37, 48, seed=1), rand(300, 48, seed=2) / 7, rand(300, seed=3)
-    pair = lora.LowRank(rand(12, 48, seed=4) / 7, rand(300, 12, seed=5), 2.0)
-    found = gpu_lora.lora_linear(x, weight, bias, *pair, activation)
-    assert_same(found, lora.lora_linear(x, weight, bias, pair, activation))
+def test_lora(activation: lora.Activation, rows: int) -> None:
+    x, first, second = rand(rows, 48, seed=1), adapted(48, 520, seed=2), adapted(520, 40, seed=6)
+    on_gpu = [layer._replace(weight=gpu_lora.joined(layer.weight, layer.lora.up)) for layer in (first, second)]
+    assert_same(gpu_lora.lora_linear(x, on_gpu[0], activation), lora.lora_linear(x, first, activation))
+    assert_same(gpu_lora.lora_mlp(x, *on_gpu, activation), lora.lora_mlp(x, first, second, activation))
 
 
-def test_lora_with_the_norm_that_follows() -> None:
-    x, weight, bias = rand(37, 48, seed=1), rand(40, 48, seed=2) / 7, rand(40, seed=3)
-    pair = lora.LowRank(rand(12, 48, seed=4) / 7, rand(40, 12, seed=5), 2.0)
-    rest = (rand(37, 40, seed=6), rand(40, seed=7), rand(40, seed=8), EPS)
-    found = gpu_lora.lora_add_layer_norm(x, weight, bias, *pair, *rest)
-    assert_all_same(found, lora.lora_add_layer_norm(x, weight, bias, pair, *rest))
+def test_the_branch_in_three_parts_keeps_float32s_digits() -> None:
+    up = rand(30, 12, seed=1)
+    joined = gpu_lora.joined(torch.zeros(30, 8, dtype=torch.bfloat16), up)
+    behind = (
+        joined.as_strided((30, joined.stride(0)), joined.stride())[:, 8:].double().view(30, len(gpu_lora.PAIRS), 12)
+    )
+    parts = {second: behind[:, place] for place, (_, second) in enumerate(gpu_lora.PAIRS)}
+    assert torch.equal(sum(parts.values()), up.double())
+
+
+def adapted(inputs: int, outputs: int, seed: int) -> lora.AdaptedLinear:
+    """A layer whose rank is no power of two."""
+    pair = lora.LowRank(rand(12, inputs, seed=seed) / inputs**0.5, rand(outputs, 12, seed=seed + 1) / 7, 2.0)
+    weight = rand(outputs, inputs, seed=seed + 2) / inputs**0.5
+    return lora.AdaptedLinear.of(weight, rand(outputs, seed=seed + 3), pair)
 
 
 @pytest.mark.parametrize("segments", PACKINGS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.linear import linear
-from kernels.lora import Activation, LowRank, lora_linear
+from kernels.lora import Activation, AdaptedLinear, LowRank, lora_linear
 from kernels.mlp import swiglu
 from tests.kernels.oracles import DTYPES, assert_close, error, rand
 
@@ -44,7 +44,7 @@ def test_lora_linear(rows: int, activation: Activation, dtype: torch.dtype) -> N
     lora = LowRank(rand(RANK, INPUTS, seed=4) / INPUTS**0.5, rand(OUTPUTS, RANK, seed=5), scale=1.5)
     branch = x.double() @ lora.down.double().T @ lora.up.double().T * lora.scale
     oracle = activated(x.double() @ weight.double().T + bias.double() + branch, activation)
-    assert_close(lora_linear(x, weight, bias, lora, activation), oracle, dtype)
+    assert_close(lora_linear(x, AdaptedLinear.of(weight, bias, lora), activation), oracle, dtype)
 
 
 def test_the_branch_is_not_rounded_before_it_is_added() -> None:
@@ -52,7 +52,7 @@ def test_the_branch_is_not_rounded_before_it_is_added() -> None:
     weight, bias = torch.ones(1, 1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)
     # Just over half a step between the BF16 numbers above 1: rounded to BF16 it would be half a step, and the sum 1.
     lora = LowRank(torch.ones(1, 1), torch.full((1, 1), 2**-9 * (1 + 2**-10)), scale=2.0)
-    assert float(lora_linear(x, weight, bias, lora)) == 1 + 2**-7
+    assert float(lora_linear(x, AdaptedLinear.of(weight, bias, lora))) == 1 + 2**-7
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -15,7 +15,7 @@ from transformers.vision_utils import get_vision_interpolation_indices_and_weigh
 from kernels.attention import gate_output
 from kernels.causal_conv import causal_conv
 from kernels.delta_rule import chunked
-from kernels.lora import LowRank, lora_linear
+from kernels.lora import AdaptedLinear, LowRank, lora_linear
 from kernels.mlp import swiglu
 from kernels.norms import gated_rms_norm, l2_norm, rms_norm
 from kernels.patches import interpolate_table, patch_places
@@ -134,5 +134,5 @@ def test_lora_is_pefts(dtype: torch.dtype) -> None:
     down, up = module.lora_A["default"].weight, module.lora_B["default"].weight
     assert down.dtype == up.dtype == torch.float32
     x = rand(33, 48, seed=1, dtype=dtype)
-    found = lora_linear(x, module.base_layer.weight, module.base_layer.bias, LowRank(down, up, 2.0))
+    found = lora_linear(x, AdaptedLinear.of(module.base_layer.weight, module.base_layer.bias, LowRank(down, up, 2.0)))
     assert torch.equal(found, adapted(x))
