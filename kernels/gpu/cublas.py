@@ -10,8 +10,10 @@ The handle is torch's. Names and numbers are those of cublasLt.h of CUDA 13.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +26,8 @@ _DESC_TRANSA, _DESC_EPILOGUE, _DESC_BIAS_POINTER, _DESC_BIAS_TYPE = 3, 7, 8, 26
 _EPILOGUE_NONE, _EPILOGUE_BIAS, _EPILOGUE_GELU_BIAS = 1, 4, 36
 _PREF_WORKSPACE_BYTES, _PREF_ALIGNMENTS_BYTES = 1, (5, 6, 7, 8)
 _MAX_ALIGNMENT_BYTES = 256
+# Of so many different products the algorithms are remembered; a picture of a new size adds seven.
+MAX_PLANS = 1024
 
 
 class _Algorithm(ctypes.Structure):
@@ -54,14 +58,26 @@ class _Shape:
     epilogue: int
 
 
+class _Made:
+    """Something of cuBLASLt's, and its end."""
+
+    def __init__(self, kind: str, *arguments: object) -> None:
+        self.handle = ctypes.c_void_p()
+        self._destroy = getattr(_library(), f"cublasLt{kind}Destroy")
+        _call(getattr(_library(), f"cublasLt{kind}Create"), ctypes.byref(self.handle), *arguments)
+
+    def __del__(self) -> None:
+        self._destroy(self.handle)
+
+
 @dataclass(frozen=True)
 class _Plan:
-    """A product's descriptors, which live as long as the process, and its algorithm."""
+    """A product's descriptors and its algorithm."""
 
-    operation: ctypes.c_void_p
-    weight: ctypes.c_void_p
-    x: ctypes.c_void_p
-    out: ctypes.c_void_p
+    operation: _Made
+    weight: _Made
+    x: _Made
+    out: _Made
     algorithm: _Algorithm
 
 
@@ -80,7 +96,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     assert x.dtype == weight.dtype == out.dtype and weight.shape[1] == inputs and out.shape == (rows, outputs)
-    assert x.stride(1) == weight.stride(1) == out.stride(1) == 1 and (bias is not None or not gelu)
+    assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
+    assert bias.is_contiguous() if bias is not None else not gelu
     if not x.is_cuda:  # where Triton's interpreter runs the kernels around it
         base = F.linear(x, weight, bias)
         return out.copy_(F.gelu(base, approximate="tanh") if gelu else base)
@@ -90,21 +107,19 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool
     shape = _Shape(x.device, x.dtype, rows, outputs, inputs, strides, alignments, epilogue)  # type: ignore[arg-type]
     plan = _plan(shape)
     if bias is not None:
-        _set(_library().cublasLtMatmulDescSetAttribute, plan.operation, _DESC_BIAS_POINTER, _address(bias))
+        _set(plan.operation, "MatmulDesc", _DESC_BIAS_POINTER, _address(bias))
+    one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
     _call(
         _library().cublasLtMatmul,
         _handle(),
-        plan.operation,
-        ctypes.byref(ctypes.c_float(1.0)),
+        plan.operation.handle,
+        ctypes.byref(one),
         _address(weight),
-        plan.weight,
+        plan.weight.handle,
         _address(x),
-        plan.x,
-        ctypes.byref(ctypes.c_float(0.0)),
-        _address(out),
-        plan.out,
-        _address(out),
-        plan.out,
+        plan.x.handle,
+        ctypes.byref(zero),
+        *(_address(out), plan.out.handle) * 2,
         ctypes.byref(plan.algorithm),
         None,
         ctypes.c_size_t(0),
@@ -113,35 +128,30 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool
     return out
 
 
-@cache
+@lru_cache(MAX_PLANS)
 def _plan(shape: _Shape) -> _Plan:
     """Row by row is column by column of the transposed: out^T = W x^T."""
-    library, kind = _library(), ctypes.c_int(_TYPES[shape.dtype])
-    operation = _made(library.cublasLtMatmulDescCreate, ctypes.c_int(_COMPUTE_32F), ctypes.c_int(0))
-    attributes = {_DESC_TRANSA: _TRANSPOSED, _DESC_EPILOGUE: shape.epilogue, _DESC_BIAS_TYPE: kind.value}
-    for name, value in attributes.items():
-        _set(library.cublasLtMatmulDescSetAttribute, operation, name, ctypes.c_int(value))
+    kind = ctypes.c_int(_TYPES[shape.dtype])
+    operation = _Made("MatmulDesc", ctypes.c_int(_COMPUTE_32F), ctypes.c_int(_TYPES[torch.float32]))
+    for name, value in (
+        (_DESC_TRANSA, ctypes.c_int(_TRANSPOSED)),
+        (_DESC_EPILOGUE, ctypes.c_int(shape.epilogue)),
+        (_DESC_BIAS_TYPE, kind),
+    ):
+        _set(operation, "MatmulDesc", name, value)
     sizes = ((shape.inputs, shape.outputs), (shape.inputs, shape.rows), (shape.outputs, shape.rows))
     weight, x, out = (
-        _made(library.cublasLtMatrixLayoutCreate, kind, *(ctypes.c_uint64(size) for size in pair), ctypes.c_int64(step))
-        for pair, step in zip(sizes, shape.strides, strict=True)
+        _Made("MatrixLayout", kind, *(ctypes.c_uint64(size) for size in pair), ctypes.c_int64(stride))
+        for pair, stride in zip(sizes, shape.strides, strict=True)
     )
-    preference = _made(library.cublasLtMatmulPreferenceCreate)
-    choose = library.cublasLtMatmulPreferenceSetAttribute
-    _set(choose, preference, _PREF_WORKSPACE_BYTES, ctypes.c_uint64(0))
+    wishes = _Made("MatmulPreference")
+    _set(wishes, "MatmulPreference", _PREF_WORKSPACE_BYTES, ctypes.c_uint64(0))
     for name, alignment in zip(_PREF_ALIGNMENTS_BYTES, (*shape.alignments, shape.alignments[2]), strict=True):
-        _set(choose, preference, name, ctypes.c_uint32(alignment))
+        _set(wishes, "MatmulPreference", name, ctypes.c_uint32(alignment))
     found, count = _Found(), ctypes.c_int()
-    where = (weight, x, out, out, preference)
-    _call(
-        library.cublasLtMatmulAlgoGetHeuristic,
-        _handle(),
-        operation,
-        *where,
-        ctypes.c_int(1),
-        ctypes.byref(found),
-        ctypes.byref(count),
-    )
+    described = (made.handle for made in (operation, weight, x, out, out, wishes))
+    get = _library().cublasLtMatmulAlgoGetHeuristic
+    _call(get, _handle(), *described, ctypes.c_int(1), ctypes.byref(found), ctypes.byref(count))
     if count.value == 0 or found.state:
         raise RuntimeError(f"cuBLASLt has no algorithm for {shape}")
     return _Plan(operation, weight, x, out, found.algorithm)
@@ -158,17 +168,12 @@ def _handle() -> ctypes.c_void_p:
     return ctypes.c_void_p(torch.cuda.current_blas_handle())  # type: ignore[no-untyped-call]
 
 
-def _made(create: ctypes._CFuncPtr, *arguments: object) -> ctypes.c_void_p:  # type: ignore[name-defined]
-    made = ctypes.c_void_p()
-    _call(create, ctypes.byref(made), *arguments)
-    return made
+def _set(target: _Made, kind: str, name: int, value: ctypes._SimpleCData[Any]) -> None:
+    setter = getattr(_library(), f"cublasLt{kind}SetAttribute")
+    _call(setter, target.handle, ctypes.c_int(name), ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
 
 
-def _set(setter: ctypes._CFuncPtr, target: ctypes.c_void_p, name: int, value: ctypes._SimpleCData) -> None:  # type: ignore[name-defined,type-arg]
-    _call(setter, target, ctypes.c_int(name), ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
-
-
-def _call(function: ctypes._CFuncPtr, *arguments: object) -> None:  # type: ignore[name-defined]
+def _call(function: Callable[..., int], *arguments: object) -> None:
     if status := function(*arguments):
         raise RuntimeError(f"{function.__name__} failed with cuBLAS status {status}")
 

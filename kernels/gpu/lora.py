@@ -22,8 +22,10 @@ Tensor = torch.Tensor
 
 # Which parts of `x A^T` and of B, 0 the highest, stand beside each other.
 PAIRS = ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (0, 2))
-# Rows and columns that one step of a program takes, and how many runs of columns it takes beside each other.
-ROWS, COLUMNS, RUNS = 16, 128, 4
+# Rows and columns that one step of a program takes, for many rows and for few; and how many runs of columns it takes
+# beside each other.
+MANY_ROWS, TILES = 2048, {True: (32, 64), False: (16, 128)}
+RUNS = 4
 MIN_RANK = 16
 
 
@@ -79,7 +81,8 @@ def _inner_product(x: Tensor, down: Tensor, scale: float, wide: Tensor, pairs: i
     rows, width = x.shape
     rank = down.shape[0]
     assert down.is_contiguous() and x.stride(1) == wide.stride(1) == 1 and wide.shape == (rows, width + pairs * rank)
-    _inner[(triton.cdiv(rows, ROWS),)](
+    tile_rows, columns = TILES[rows >= MANY_ROWS]
+    _inner[(triton.cdiv(rows, tile_rows),)](
         x,
         down,
         wide,
@@ -89,8 +92,8 @@ def _inner_product(x: Tensor, down: Tensor, scale: float, wide: Tensor, pairs: i
         rank,
         x.stride(0),
         wide.stride(0),
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
+        ROWS=tile_rows,
+        COLUMNS=columns,
         RUNS=RUNS,
         RANK=max(MIN_RANK, triton.next_power_of_2(rank)),
         SPLIT=pairs > 1,
