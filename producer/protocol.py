@@ -54,6 +54,9 @@ CONNECT_TIMEOUT_S = 5.0
 SETTLE_MARGIN_S = 0.02
 # A staged payload lives only inside its transaction; this is for a server that dies in it.
 STAGED_TTL_MS = 60_000
+# The digest of a job that was sent without one is there just after its result; for so long, so often, it is waited for.
+UNSEALED_S = 1.0
+UNSEALED_POLL_S = 0.02
 _TRANSIENT = (redis_errors.ConnectionError, redis_errors.TimeoutError, redis_errors.ReadOnlyError)
 
 Questions: TypeAlias = Mapping[str, Mapping[str, object]]
@@ -126,8 +129,8 @@ class Protocol:
     ) -> Steps[Submitted]:
         """Put a payload on the queue, once however often it is repeated. The nonce names this very submission.
 
-        Unless `is_sealed`, the payload's digest is left out, and must follow as `seal`. That is for a fresh id which
-        nobody is told before: only the nonce knows such a submission again.
+        Unless `is_sealed`, the payload's digest is left out: the worker that reads it makes one. That is for a fresh
+        id which nobody is told before the end; the nonce knows such a submission again.
 
         Raises:
             DuplicateId, QueueFull, RequestRefused (a malformed id).
@@ -136,14 +139,19 @@ class Protocol:
         job_id = fresh_id() if job_id is None else checked_id(job_id)
         sha256 = hashlib.sha256(payload).hexdigest() if is_sealed else ""
         batch = self._submission(payload, sha256, job_id, deadline_s, nonce or fresh_id())
+        ask_until, unsealed_until = time.monotonic() + self.reconnect_s, time.monotonic() + UNSEALED_S
         try:
-            reply = (yield from _ask(batch, min(give_up_at, time.monotonic() + self.reconnect_s)))[-1]
+            while True:
+                reply = (yield from _ask(batch, min(give_up_at, ask_until)))[-1]
+                if reply[0] != b"unsealed" or time.monotonic() > min(give_up_at, unsealed_until):
+                    break
+                yield Pause(UNSEALED_POLL_S)
         except redis_errors.OutOfMemoryError:
             raise QueueFull("the server's memory is full", retry_after_s=1.0) from None
         match reply[0]:
             case b"queued" | b"same":
                 return Submitted(job_id, reply[1] / 1000)
-            case b"duplicate":
+            case b"duplicate" | b"unsealed":
                 raise DuplicateId(job_id)
         detail = f"{reply[2]} jobs with {reply[3]:,} bytes wait on queue {self.keys.queue_name}"
         raise QueueFull(detail, retry_after_s=reply[1] / 1000)
@@ -189,16 +197,19 @@ class Protocol:
         give_up_at = time.monotonic() + timeout_s
         try:
             job = yield from self.submit(payload, job_id, deadline_s, nonce, give_up_at, is_sealed=is_sealed)
-            # A worker has the job by now: the digest is computed beside it, and sent with the wait.
-            before = () if is_sealed else (seal(self.keys, job_id, payload),)
             block_s = job.deadline_in_s + SETTLE_MARGIN_S
-            return (yield from self._wait(job_id, timeout_s, give_up_at, block_s, before))
+            result = yield from self._wait(job_id, timeout_s, give_up_at, block_s)
         except (GeneratorExit, redis_errors.RedisError, DuplicateId, QueueFull, ValueError):
             raise  # nothing to take back, or nobody to tell
         except BaseException:
             # Also an interrupt or a cancelled task, which may come when the server has the job and we not yet its word.
-            yield Batch((self._script(CANCEL, job_id, nonce),))
+            sealing = () if is_sealed else (seal(self.keys, job_id, payload),)
+            yield Batch((self._script(CANCEL, job_id, nonce), *sealing))
             raise
+        if not (is_sealed or result.ok):  # perhaps no worker has read the payload
+            with contextlib.suppress(redis_errors.RedisError):
+                yield Batch((seal(self.keys, job_id, payload),))
+        return result
 
     def cancel(self, job_id: str) -> Steps[bool]:
         """Take a job back: True if it ended as cancelled or will, False if it had ended before.
@@ -232,19 +243,14 @@ class Protocol:
                 results.append(Result.from_hash(job_id, fields))
         return results
 
-    def _wait(
-        self, job_id: str, timeout_s: float, give_up_at: float, block_s: float = 0.0, before: tuple[Command, ...] = ()
-    ) -> Steps[Result]:
-        """`before`: commands that go with the first blocking read."""
+    def _wait(self, job_id: str, timeout_s: float, give_up_at: float, block_s: float = 0.0) -> Steps[Result]:
         seen = b"0-0"
         while True:
             if block_s > 0:
                 # A millisecond, the least that can be asked for, when submitting took all the time.
                 block_s = max(0.001, min(block_s, give_up_at - time.monotonic(), MAX_BLOCK_S))
                 # The second command is answered when the first one wakes: one round trip for both.
-                batch = Batch((*before, *self._blocking_read(job_id, seen, block_s)))
-                before = ()
-                *_, entries, fields = yield from _ask(batch, give_up_at)
+                entries, fields = yield from _ask(self._blocking_read(job_id, seen, block_s), give_up_at)
                 seen = _last_entry_id(entries) or seen
             else:
                 (state, wait_ms), fields = yield from _ask(self._settling(job_id), give_up_at)
@@ -277,10 +283,10 @@ class Protocol:
     def _settling(self, job_id: str) -> Batch:
         return Batch((self._script(SETTLE, job_id), ("HGETALL", self.keys.result(job_id))))
 
-    def _blocking_read(self, job_id: str, seen: bytes, block_s: float) -> tuple[Command, Command]:
+    def _blocking_read(self, job_id: str, seen: bytes, block_s: float) -> Batch:
         block_ms = max(1, round(block_s * 1000))
         read = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self.keys.stream(job_id), seen)
-        return read, ("HGETALL", self.keys.result(job_id))
+        return Batch((read, ("HGETALL", self.keys.result(job_id))))
 
     def _script(self, script: Script, *args: str | int) -> Command:
         return call(script, self.keys, self.policy, *args)

@@ -49,7 +49,7 @@ def call(script: Script, keys: Keys, policy: Policy, *args: str | int | float) -
 
 
 def seal(keys: Keys, job_id: str, payload: bytes) -> Command:
-    """The command that gives a job submitted without its payload's digest that digest."""
+    """The command that gives a job that was submitted without its payload's digest that digest."""
     digest = hashlib.sha256(payload).hexdigest()
     return ("EVAL", SEAL.text, 2, keys.rq_job(job_id), keys.result(job_id), digest)
 
@@ -227,7 +227,8 @@ def _lua(value: str | bytes | int) -> str:
 
 # Args: id, sha256, payload bytes, deadline ms, nonce, staged key, most waiting jobs, most waiting bytes.
 # The sha256 for a fresh id may be empty, and SEAL brings it: such a submission is known again by its nonce alone.
-# Returns {"queued" | "same", ms to the deadline}, {"duplicate"} or {"full", retry after ms, jobs, bytes}.
+# Returns {"queued" | "same", ms to the deadline}, {"duplicate"}, {"unsealed"} (the digest of the id's job is still to
+# come: ask again) or {"full", retry after ms, jobs, bytes}.
 SUBMIT = script(
     """
 local id, sha256, bytes, deadline_ms, nonce, staged, max_jobs, max_bytes = unpack(ARGV, 8)
@@ -273,6 +274,8 @@ if known then
   local is_same = known == sha256
   if sha256 == '' then
     is_same = redis.call('TYPE', JOB .. id).ok == 'hash' and redis.call('HGET', JOB .. id, 'nonce') == nonce
+  elseif known == '' then
+    return {'unsealed'}
   end
   if not is_same then return {'duplicate'} end
   local job = read_job(id)
@@ -302,8 +305,8 @@ return {'queued', deadline_ms}
     PAYLOAD_GRACE_MS=PAYLOAD_GRACE_MS,
 )
 
-# Keys: a job's record and its result. Args: sha256. Writes the payload's digest where it was left out: into the record,
-# and into the result if the job has ended already. It makes no key. Without the prelude: it goes along with a wait.
+# Keys: a job's record and its result. Args: sha256. Writes the payload's digest where it was left out. It makes no key.
+# The worker sends it when the caller has its answer; the caller, for an end that perhaps no worker wrote.
 SEAL = Script("""#!lua flags=allow-oom
 for _, key in ipairs(KEYS) do
   if redis.call('TYPE', key).ok == 'hash' and redis.call('HGET', key, 'payload_sha256') == '' then

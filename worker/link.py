@@ -6,7 +6,6 @@ patience ends. It knows no request and no engine.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -24,7 +23,7 @@ from redis.retry import Retry
 from rq.connections import get_connection_kwargs
 
 from producer.limits import MAX_PAYLOAD_BYTES
-from producer.scripts import Command, Script, call
+from producer.scripts import Command, Script, call, seal
 from worker.answer import Outcome
 from worker.logs import event
 from worker.scripts import BEGIN, CLAIM, FINISH, GIVE_BACK, LEAVE, MAINTAIN, PUT_BACK
@@ -55,7 +54,7 @@ class ServerLost(Exception):
 @dataclass(frozen=True)
 class Claim:
     """A job in hand: the lease's `token` is the right to end it. Times are the server's. `sha256` is the payload's, or
-    empty if its producer had still to send it."""
+    empty if its producer left it out."""
 
     job_id: str
     token: str
@@ -182,20 +181,26 @@ class Link:
         """
         spent = (_ms(outcome.prepare_ms), _ms(outcome.vision_ms), _ms(outcome.language_ms))
         result = (str(outcome.status), outcome.body, model, *spent)
-
-        def write(sha256: str) -> Any:
-            copies = (claim.enqueued_us, claim.attempts, sha256, f"{run_ms:.3f}")
-            names = (claim.job_id, claim.token, self._name, *self._worker_keys)
-            command = self._script(FINISH, *names, state, *result, *copies)
-            return self._patiently(f"write the result of job {claim.job_id}", lambda: self._run(command), must=True)
-
-        reply = write(claim.sha256)
-        if reply[0] == b"unsealed":
-            reply = write(hashlib.sha256(claim.payload).hexdigest())
+        copies = (claim.enqueued_us, claim.attempts, claim.sha256, f"{run_ms:.3f}")
+        names = (claim.job_id, claim.token, self._name, *self._worker_keys)
+        command = self._script(FINISH, *names, state, *result, *copies)
+        what = f"write the result of job {claim.job_id}"
+        reply = self._patiently(what, lambda: self._run(command), must=True)
         if reply[0] == b"lost":
             return None
         self._nothing_waits = reply[4] == 0
         return Ended(reply[1].decode(), reply[2].decode(), reply[3].decode())
+
+    def seal(self, claim: Claim) -> None:
+        """Add the payload's digest to a job's end if its producer left it out.
+
+        Raises:
+            ServerLost: the patience ended.
+        """
+        if claim.sha256 or not claim.payload:  # an empty payload is one that was gone when it was read
+            return
+        command = seal(self._keys, claim.job_id, claim.payload)
+        self._patiently(f"seal the result of job {claim.job_id}", lambda: self._run(command), must=True)
 
     def maintain(self) -> None:
         """Every ten seconds: drop what has ended or is malformed. A failed round is only logged."""

@@ -222,8 +222,7 @@ return notes
 
 # Args: id, token, worker, worker key, RQ's worker key, state afterwards, status, body, model, prepare ms, vision ms,
 # language ms, enqueued us, attempts, sha256, run ms. The last four are the worker's copies for a server that lost its
-# data meanwhile. Returns {"done", status, queue ms, total ms, waiting jobs}, {"lost"} or {"unsealed"}: the data is lost
-# and the worker has no copy of the digest, which its producer had still to send; it makes one and asks again.
+# data meanwhile. Returns {"done", status, queue ms, total ms, waiting jobs} or {"lost"}.
 FINISH = script("""
 local id, token, worker, worker_key, rq_worker_key, state, status, body, model, prepare_ms, vision_ms, language_ms,
   enqueued_us, attempts, sha256, run_ms = unpack(ARGV, 8)
@@ -252,7 +251,6 @@ end
 -- No trace of the job at all: the server lost its data, and this answer is the only one there can be.
 local is_orphan = not record_exists and not is_mine
 if not is_mine and not is_orphan then return {'lost'} end
-if is_orphan and sha256 == '' then return {'unsealed'} end
 if not job then
   job = {id = id, sha256 = sha256, enqueued_us = tonumber(enqueued_us), attempts = tonumber(attempts)}
   job.started_us = NOW_US - tonumber(run_ms) * 1000

@@ -355,6 +355,7 @@ class GpuWorker(SimpleWorker):
                 claim.attempts, extra=event("job_ended", job_id=claim.job_id, status=ended.status, code=code,
                                             attempts=claim.attempts, worker=self.name, **stages_ms),
             )  # fmt: skip
+            link.seal(claim)  # its caller has the answer and need not wait for this
         if job.fatal:
             raise job.fatal
 

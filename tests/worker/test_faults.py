@@ -194,7 +194,7 @@ def test_an_ended_lease_with_another_token_takes_no_job_away(place: Place) -> No
 # What stands in the commands of a worker's steps.
 STEPS = {
     "claim": b"local function admit", "pop": b"BLPOP", "read": b"GET\r\n", "put back": b"return 'back'",
-    "finish": b"is_orphan",
+    "finish": b"is_orphan", "seal": b"return 'sealed'",
 }  # fmt: skip
 
 
