@@ -3,6 +3,8 @@
 Three ways carry the same payload in the same run, one job each in turn, each answered by a process of its own: `ours`
 (`Client.decide` to `GpuWorker`, with validation on both sides, leases, fencing and bounds), a raw stream (consumer
 group, reply by BLPOP) and a raw list (BLMOVE, reply by BLPOP). The ratio is ours to the raw stream.
+
+All of it twice: with processes as they come, and with processes that keep their memory, as the worker's image has it.
 """
 
 from __future__ import annotations
@@ -41,10 +43,12 @@ QUESTIONS = {
     "next": {"type": "choice", "instructions": "Save the file", "criteria": {"save": "Save", "cancel": None}},
     "done": {"type": "choice", "instructions": None, "criteria": {"yes": None, "no": None}},
 }
-# glibc gives large blocks back to the kernel after each use and faults them in again, 0.25 ms a MiB and process. All
-# the processes of a run get the same.
-MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(256 * MIB), "MALLOC_MMAP_THRESHOLD_": str(256 * MIB)}
+# glibc gives large blocks back to the kernel after each use and faults them in again, 0.25 ms a MiB and process, unless
+# these are set. All the processes of a run get the same.
+KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(256 * MIB), "MALLOC_MMAP_THRESHOLD_": str(256 * MIB)}
+MEMORY = {"plain": "processes as they come", "kept": "processes that keep their memory"}
 BLOCK_S = 1
+PICTURES = 16
 
 
 class Way(NamedTuple):
@@ -148,21 +152,27 @@ def ways(url: str) -> tuple[Way, ...]:
 payloads: dict[int, bytes] = {}
 
 
-def noise(size_mib: float) -> bytes:
+def noise(size_bytes: int) -> bytes:
     """A PNG of noise, less than 1 % under a size: stored pixels of four bytes, since 4 MiB of three are too many."""
-    side = int(math.sqrt(0.999 * size_mib * MIB / 4))
+    side = int(math.sqrt(0.999 * size_bytes / 4))
     file = io.BytesIO()
     Image.frombytes("RGBA", (side, side), os.urandom(4 * side * side)).save(file, "PNG", compress_level=0)
     return file.getvalue()
 
 
+def screenshots(size_mib: float) -> list[bytes]:
+    """Pictures of a size and up to 3 % under it: one size alone would measure how the memory of its buffers lies."""
+    return [noise(round(size_mib * MIB * (1 - 0.03 * number / PICTURES))) for number in range(PICTURES)]
+
+
 def measure(url: str, size_mib: float, jobs: int) -> dict[str, list[float]]:
     """Milliseconds from submit to result, by way."""
-    image = noise(size_mib)
-    payloads[id(image)] = build_payload(image, QUESTIONS)
+    images = screenshots(size_mib)
+    payloads.update({id(image): build_payload(image, QUESTIONS) for image in images})
     spent_ms: dict[str, list[float]] = {}
     carriers = ways(url)
     for number in range(jobs + 10):
+        image = images[number % PICTURES]
         for way in (*carriers[number % 3 :], *carriers[: number % 3]):
             started_s = time.perf_counter()
             way.ask(image)
@@ -207,15 +217,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.queue", description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=200, help="jobs of each way at each size (default 200)")
     parser.add_argument("--server", choices=["redis", "embedded"], help="default: redis-server if installed")
+    parser.add_argument("--memory", choices=sorted(MEMORY), help=argparse.SUPPRESS)
     parser.add_argument("--serve", choices=sorted(SERVERS), help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         SERVERS[arguments.serve](arguments.url)
         return 0
-    if "MALLOC_TRIM_THRESHOLD_" not in os.environ:
-        # glibc reads these when a process starts.
-        os.execve(sys.executable, [sys.executable, "-m", "benchmarks.queue", *sys.argv[1:]], os.environ | MALLOC)
+    if arguments.memory is None:
+        # glibc reads its settings when a process starts.
+        plain = {name: value for name, value in os.environ.items() if name not in KEPT_MEMORY}
+        command = [sys.executable, "-m", "benchmarks.queue", *sys.argv[1:], "--memory"]
+        runs = ([*command, "plain"], plain), ([*command, "kept"], plain | KEPT_MEMORY)
+        return max(subprocess.run(command, env=environment).returncode for command, environment in runs)
     kind = arguments.server or ("redis" if shutil.which("redis-server") else "embedded")
     with tempfile.TemporaryDirectory() as folder:
         url, stop = start_server(Path(folder), kind)
@@ -224,7 +238,7 @@ def main() -> int:
             for name in SERVERS
         ]
         try:
-            print(_machine(url))
+            print(f"\n## With {MEMORY[arguments.memory]}\n\n{_machine(url)}")
             print("\n| MiB | way | p20 ms | p50 ms | p95 ms | p50 / stream |\n|---|---|---|---|---|---|")
             for size_mib in SIZES_MIB:
                 print(report(size_mib, measure(url, size_mib, arguments.jobs)), flush=True)
