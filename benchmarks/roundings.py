@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -23,6 +24,7 @@ from benchmarks.parity import RESULTS, Row
 from benchmarks.screens import png, question, screenshot
 from engine import Question
 from engine.checkpoint.sizes import model_config
+from kernels.lora import Activation, AdaptedLinear, lora_linear
 
 Ask = Callable[[Any, Question], torch.Tensor]
 
@@ -55,8 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         engine = our_engine(weights, prompts, merged)
         return lambda picture, asked: torch.tensor(engine.decide(png(picture), [asked]).probabilities[0])
 
+    in_our_bf16 = by_us(rounded)
+
+    def branches_joined(picture: Any, asked: Question) -> torch.Tensor:
+        with patch("engine.model.vision.lora_mlp", _mlp_rounded_once_a_layer):
+            return in_our_bf16(picture, asked)
+
     ways = {
-        "ours in BF16": by_us(rounded),
+        "ours in BF16, as on a CPU": in_our_bf16,
+        "ours in BF16, vision's branches as on a GPU": branches_joined,
         "ours in float32, adapter merged in BF16": by_us({name: x.float() for name, x in rounded.items()}),
         "ours in float32, adapter merged in float32": by_us(weights.merged(torch.float32)),
     }
@@ -78,6 +87,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"# What BF16 costs, at reduced width\n\n{_made(options.questions)}\n\n{report}"
     )
     return 0
+
+
+def _mlp_rounded_once_a_layer(
+    x: torch.Tensor, first: AdaptedLinear, second: AdaptedLinear, activation: Activation
+) -> torch.Tensor:
+    """What `kernels.gpu.lora.lora_mlp` computes."""
+    for layer, following in ((first, activation), (second, "none")):
+        exact = AdaptedLinear(layer.weight.float(), layer.bias.float(), layer.lora)
+        x = lora_linear(x.float(), exact, following).to(layer.weight.dtype)  # type: ignore[arg-type]
+    return x
 
 
 _HEAD = ("| computed | largest difference | root mean square | clear choices that agree |", "|---|---|---|---|")
