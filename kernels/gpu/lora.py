@@ -2,8 +2,8 @@
 
 `x W^T + (x A^T) B^T` is one product of `[x | x A^T]` and `[W | B]`: summed in float32, with bias and activation, and
 rounded once, where the BF16 reference rounds three times. A float32 number is the sum of three BF16 numbers, its high,
-middle and low eight bits. Behind x and W stand those of `x A^T` and of B, each pair that matters beside each
-other: what is left out is under 2^-22 of the branch. `x A^T` itself is exact but for the order of its float32 sums.
+middle and low eight bits. Behind x and W stand those of `x A^T` and of B, each pair that matters beside each other;
+what is left out is under 2^-20 of the branch's addends. `x A^T` itself is float32 arithmetic: its products are exact.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
