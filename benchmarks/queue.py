@@ -10,7 +10,6 @@ All of it twice: with processes as they come, and with processes that keep their
 from __future__ import annotations
 
 import argparse
-import io
 import math
 import os
 import platform
@@ -31,6 +30,7 @@ import redis
 from PIL import Image
 
 from benchmarks.load import free_port
+from benchmarks.screens import png
 from producer.client import Client
 from producer.contract import build_payload
 from worker.embedded import EmbeddedServer
@@ -153,11 +153,9 @@ payloads: dict[int, bytes] = {}
 
 
 def noise(size_bytes: int) -> bytes:
-    """A PNG of noise, less than 1 % under a size: stored pixels of four bytes, since 4 MiB of three are too many."""
+    """A PNG of noise, less than 1 % under a size: pixels of four bytes, since 4 MiB of three are too many."""
     side = int(math.sqrt(0.999 * size_bytes / 4))
-    file = io.BytesIO()
-    Image.frombytes("RGBA", (side, side), os.urandom(4 * side * side)).save(file, "PNG", compress_level=0)
-    return file.getvalue()
+    return png(Image.frombytes("RGBA", (side, side), os.urandom(4 * side * side)))
 
 
 def screenshots(size_mib: float) -> list[bytes]:

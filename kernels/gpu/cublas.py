@@ -63,8 +63,14 @@ class _Made:
 
     def __init__(self, kind: str, *arguments: object) -> None:
         self.handle = ctypes.c_void_p()
-        self._destroy = getattr(_library(), f"cublasLt{kind}Destroy")
-        _call(getattr(_library(), f"cublasLt{kind}Create"), ctypes.byref(self.handle), *arguments)
+        create, self._set, self._destroy = (
+            getattr(_library(), f"cublasLt{kind}{verb}") for verb in ("Create", "SetAttribute", "Destroy")
+        )
+        _call(create, ctypes.byref(self.handle), *arguments)
+
+    def set(self, name: int, value: ctypes._SimpleCData[Any]) -> None:
+        """One of its attributes, by its number."""
+        _call(self._set, self.handle, ctypes.c_int(name), ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
 
     def __del__(self) -> None:
         self._destroy(self.handle)
@@ -102,12 +108,19 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool
         base = F.linear(x, weight, bias)
         return out.copy_(F.gelu(base, approximate="tanh") if gelu else base)
     epilogue = _EPILOGUE_GELU_BIAS if gelu else _EPILOGUE_NONE if bias is None else _EPILOGUE_BIAS
-    tensors = (weight, x, out)
-    strides, alignments = (tuple(ask(tensor) for tensor in tensors) for ask in (_stride, _alignment_bytes))
-    shape = _Shape(x.device, x.dtype, rows, outputs, inputs, strides, alignments, epilogue)  # type: ignore[arg-type]
+    shape = _Shape(
+        device=x.device,
+        dtype=x.dtype,
+        rows=rows,
+        outputs=outputs,
+        inputs=inputs,
+        strides=(weight.stride(0), x.stride(0), out.stride(0)),
+        alignments=(_alignment_bytes(weight), _alignment_bytes(x), _alignment_bytes(out)),
+        epilogue=epilogue,
+    )
     plan = _plan(shape)
     if bias is not None:
-        _set(plan.operation, "MatmulDesc", _DESC_BIAS_POINTER, _address(bias))
+        plan.operation.set(_DESC_BIAS_POINTER, _address(bias))
     one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
     _call(
         _library().cublasLtMatmul,
@@ -133,21 +146,18 @@ def _plan(shape: _Shape) -> _Plan:
     """Row by row is column by column of the transposed: out^T = W x^T."""
     kind = ctypes.c_int(_TYPES[shape.dtype])
     operation = _Made("MatmulDesc", ctypes.c_int(_COMPUTE_32F), ctypes.c_int(_TYPES[torch.float32]))
-    for name, value in (
-        (_DESC_TRANSA, ctypes.c_int(_TRANSPOSED)),
-        (_DESC_EPILOGUE, ctypes.c_int(shape.epilogue)),
-        (_DESC_BIAS_TYPE, kind),
-    ):
-        _set(operation, "MatmulDesc", name, value)
+    operation.set(_DESC_TRANSA, ctypes.c_int(_TRANSPOSED))
+    operation.set(_DESC_EPILOGUE, ctypes.c_int(shape.epilogue))
+    operation.set(_DESC_BIAS_TYPE, kind)
     sizes = ((shape.inputs, shape.outputs), (shape.inputs, shape.rows), (shape.outputs, shape.rows))
     weight, x, out = (
         _Made("MatrixLayout", kind, *(ctypes.c_uint64(size) for size in pair), ctypes.c_int64(stride))
         for pair, stride in zip(sizes, shape.strides, strict=True)
     )
     wishes = _Made("MatmulPreference")
-    _set(wishes, "MatmulPreference", _PREF_WORKSPACE_BYTES, ctypes.c_uint64(0))
+    wishes.set(_PREF_WORKSPACE_BYTES, ctypes.c_uint64(0))
     for name, alignment in zip(_PREF_ALIGNMENTS_BYTES, (*shape.alignments, shape.alignments[2]), strict=True):
-        _set(wishes, "MatmulPreference", name, ctypes.c_uint32(alignment))
+        wishes.set(name, ctypes.c_uint32(alignment))
     found, count = _Found(), ctypes.c_int()
     described = (made.handle for made in (operation, weight, x, out, out, wishes))
     get = _library().cublasLtMatmulAlgoGetHeuristic
@@ -168,11 +178,6 @@ def _handle() -> ctypes.c_void_p:
     return ctypes.c_void_p(torch.cuda.current_blas_handle())  # type: ignore[no-untyped-call]
 
 
-def _set(target: _Made, kind: str, name: int, value: ctypes._SimpleCData[Any]) -> None:
-    setter = getattr(_library(), f"cublasLt{kind}SetAttribute")
-    _call(setter, target.handle, ctypes.c_int(name), ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
-
-
 def _call(function: Callable[..., int], *arguments: object) -> None:
     if status := function(*arguments):
         raise RuntimeError(f"{function.__name__} failed with cuBLAS status {status}")
@@ -180,10 +185,6 @@ def _call(function: Callable[..., int], *arguments: object) -> None:
 
 def _address(tensor: Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
-
-
-def _stride(tensor: Tensor) -> int:
-    return tensor.stride(0)
 
 
 def _alignment_bytes(tensor: Tensor) -> int:

@@ -28,6 +28,8 @@ MANY_ROWS, TILES = 2048, {True: (32, 64), False: (16, 128)}
 RUNS = 4
 MIN_RANK = 16
 
+_ORDER = tl.constexpr(tuple(part for part, _ in PAIRS))
+
 
 def joined(weight: Tensor, up: Tensor) -> Tensor:
     """A copy of the weight `[out, in]`; behind each row, in the same memory, are the parts of `up`'s row."""
@@ -147,12 +149,8 @@ def _inner(
     target = wide + row * wide_stride + width + member[None, :]
     inside = (row < rows) & (member[None, :] < rank)
     if SPLIT:
-        high, middle, low = three_parts(inner)
-        tl.store(target, high, mask=inside)
-        tl.store(target + rank, middle, mask=inside)
-        tl.store(target + 2 * rank, low, mask=inside)
-        tl.store(target + 3 * rank, high, mask=inside)
-        tl.store(target + 4 * rank, middle, mask=inside)
-        tl.store(target + 5 * rank, high, mask=inside)
+        parts = three_parts(inner)
+        for place in tl.static_range(len(_ORDER)):
+            tl.store(target + place * rank, parts[_ORDER[place]], mask=inside)
     else:
         tl.store(target, inner, mask=inside)

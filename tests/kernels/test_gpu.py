@@ -129,8 +129,7 @@ def test_norm_and_rotary(heads: int, kv_heads: int) -> None:
 @pytest.mark.parametrize("activation", ["none", "gelu", "gelu_tanh"])
 def test_lora(activation: lora.Activation, many_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_lora, "MANY_ROWS", many_rows)  # the tiles of many rows, and those of few
-    rows = 37
-    x, first, second = rand(rows, 48, seed=1), adapted(48, 520, seed=2), adapted(520, 40, seed=6)
+    x, first, second = rand(37, 48, seed=1), adapted(48, 520, seed=2), adapted(520, 40, seed=6)
     on_gpu = [layer._replace(weight=gpu_lora.joined(layer.weight, layer.lora.up)) for layer in (first, second)]
     assert_same(gpu_lora.lora_linear(x, on_gpu[0], activation), lora.lora_linear(x, first, activation))
     assert_same(gpu_lora.lora_mlp(x, *on_gpu, activation), lora.lora_mlp(x, first, second, activation))
